@@ -1,0 +1,53 @@
+# Everything here sets itself up: a virtual environment in .venv, filled once and kept.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(abspath $(BIN)):$(PATH)
+# Pins what is installed, and what builds it.
+export PIP_CONSTRAINT := $(abspath constraints.txt)
+
+.PHONY: help run test lint types imports unit bench bench-quick docs snapshots clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (once)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+run: $(STAMP) ## Plan the examples and show where everything goes
+	@$(BIN)/python examples/show.py
+
+test: lint types imports unit ## Lint, types, layers, and all tests
+
+lint: $(STAMP)
+	@echo "== lint"
+	ruff check .
+	ruff format --check .
+
+types: $(STAMP)
+	@echo "== types"
+	mypy
+
+imports: $(STAMP)
+	@echo "== layers"
+	lint-imports --no-logo
+
+unit: $(STAMP)
+	@echo "== tests (unit, property, docs)"
+	pytest
+
+bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
+	$(BIN)/python -m benchmarks
+
+bench-quick: $(STAMP) ## The same for small sizes only
+	$(BIN)/python -m benchmarks --largest 8192
+
+snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
+	UPDATE_SNAPSHOTS=1 pytest tests/unit tests/docs -q
+
+clean: ## Remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
