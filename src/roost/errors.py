@@ -1,0 +1,236 @@
+"""Every exception of Roost, and the findings that they carry.
+
+The tree::
+
+    RoostError
+     ├── ConfigError      (also ValueError)                  a job file, or a value in it
+     ├── TopologyError    (also ValueError)                  a description of machines
+     └── PlacementError   (also ValueError, AssertionError)  a placement that cannot be
+
+An error carries every problem of its input as a :class:`Finding`: what is wrong, where it
+stands, which rule it breaks, and what to write instead. ``str(error)`` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "ConfigError",
+    "Finding",
+    "Fix",
+    "Mark",
+    "Place",
+    "PlacementError",
+    "RoostError",
+    "TopologyError",
+    "did_you_mean",
+    "raise_problems",
+]
+
+MAX_SHOWN = 20
+"""How many findings ``str(error)`` spells out; the rest are counted."""
+
+MAX_WIDTH = 110
+"""How much of a long source line is shown around its first mark."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: a file position, a dotted path of keys, or both.
+
+    Attributes:
+        path: Dotted keys, such as ``cluster.component_placement.actor``.
+        file: Name of the file, or ``None`` where the value did not come from one.
+        line: Line number, from 1; 0 where unknown.
+        column: Column number, from 1; 0 where unknown.
+        source: The text of that line; the value itself where it came from no file.
+    """
+
+    path: str = ""
+    file: str | None = None
+    line: int = 0
+    column: int = 0
+    source: str = ""
+
+    def __str__(self) -> str:
+        position = f"{self.file}:{self.line}:{self.column}" if self.file and self.line else self.file
+        if position and self.path:
+            return f"{position}  ({self.path})"
+        return position or self.path
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A stretch of the source line and what there is to say about it.
+
+    Attributes:
+        column: First column, from 1.
+        length: Number of characters.
+        text: What to say.
+        primary: Whether this is the culprit (``^``) or what it collides with (``~``).
+    """
+
+    column: int
+    length: int
+    text: str = ""
+    primary: bool = True
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A remedy: what it does, and the text to paste."""
+
+    text: str
+    paste: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth saying about an input: a problem, or a note.
+
+    ``str(finding)`` is the message alone; :meth:`render` is the full text with source line,
+    rule and fixes.
+    """
+
+    code: str
+    message: str
+    place: Place | None = None
+    marks: tuple[Mark, ...] = ()
+    context: tuple[str, ...] = ()
+    rule: str = ""
+    fixes: tuple[Fix, ...] = ()
+    severity: Literal["problem", "note"] = "problem"
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether this forbids a launch."""
+        return self.severity == "problem"
+
+    def render(self) -> str:
+        """The full text: message, place, source with marks, context, rule, fixes."""
+        word = "error" if self.is_problem else "note"
+        lines = [f"{word}[{self.code}]: {self.message}"]
+        gutter = "  "
+        if self.place is not None and str(self.place):
+            gutter = " " * (len(str(self.place.line)) + 1) if self.place.line else "  "
+            lines.append(f"{gutter}--> {self.place}")
+            if self.place.column and self.place.source.strip():
+                lines.extend(_render_source(self.place, self.marks, gutter))
+        lines.extend(f"{gutter} = {line}" for line in self.context)
+        if self.rule:
+            lines.append(f"{gutter} = rule: {self.rule}")
+        width = max((len(fix.text) for fix in self.fixes if fix.paste), default=0)
+        for fix in self.fixes:
+            lines.append(f"help: {fix.text:<{width}}    {fix.paste}" if fix.paste else f"help: {fix.text}")
+        return "\n".join(lines)
+
+
+def _render_source(place: Place, marks: Sequence[Mark], gutter: str) -> list[str]:
+    """The source line with its marks under it; a long line is cut around the first mark."""
+    marks = marks or (Mark(place.column, 1),)
+    primary = next((mark for mark in marks if mark.primary), marks[0])
+    source = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in place.source)
+    start = 0
+    if len(source) > MAX_WIDTH:
+        start = max(0, min(mark.column for mark in marks) - 1 - MAX_WIDTH // 3)
+        if primary.column - start > MAX_WIDTH:
+            start = max(0, primary.column - 1 - MAX_WIDTH // 3)
+    shown = source[start : start + MAX_WIDTH]
+    if start:
+        shown = "…" + shown[1:]
+    if start + MAX_WIDTH < len(source):
+        shown += "…"
+    number = str(place.line) if place.line else ""
+    lines = [f"{gutter} |", f"{number.rjust(len(gutter))} | {shown}"]
+
+    inside = [mark for mark in marks if 0 <= mark.column - 1 - start <= len(shown)]
+    row = [" "] * (len(shown) + 1)
+    for mark in sorted(inside, key=lambda mark: mark.primary):
+        begin = mark.column - 1 - start
+        end = min(begin + max(1, mark.length), len(shown) + 1)
+        row[begin:end] = ("^" if mark.primary else "~") * (end - begin)
+    carets = "".join(row).rstrip()
+    labelled = [mark for mark in inside if mark.text]
+    last = max(inside, key=lambda mark: mark.column, default=None)
+    if last is not None and last.text:
+        carets += f" {last.text}"
+        labelled.remove(last)
+    lines.append(f"{gutter} | {carets}".rstrip())
+    for mark in sorted(labelled, key=lambda mark: -mark.column):
+        lines.append(f"{gutter} | {' ' * (mark.column - 1 - start)}{mark.text}")
+    return lines
+
+
+class RoostError(Exception):
+    """Base of all errors that Roost raises.
+
+    Attributes:
+        findings: Every problem of the input, each with place, rule and fixes.
+    """
+
+    def __init__(self, findings: Iterable[Finding] | str = ()) -> None:
+        if isinstance(findings, str):
+            findings = (Finding("R000", findings),)
+        self.findings: tuple[Finding, ...] = tuple(findings)
+        super().__init__(self.findings)
+
+    def __str__(self) -> str:
+        shown = [finding.render() for finding in self.findings[:MAX_SHOWN]]
+        more = len(self.findings) - len(shown)
+        if more > 0:
+            shown.append(f"… and {more:,} more problem{'s' if more > 1 else ''}")
+        return "\n\n".join(shown)
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of all findings, in order."""
+        return tuple(finding.code for finding in self.findings)
+
+
+class ConfigError(RoostError, ValueError):
+    """A job file, or a value in it, is not what it must be."""
+
+
+class TopologyError(RoostError, ValueError):
+    """A description of machines is not what it must be."""
+
+
+class PlacementError(RoostError, ValueError, AssertionError):
+    """A placement cannot be.
+
+    It is an ``AssertionError`` too: code written for older launchers catches that.
+    """
+
+
+def raise_problems(findings: Iterable[Finding]) -> None:
+    """Raises one error that carries all problems among the findings; none: returns.
+
+    A placement fault makes it a :class:`PlacementError`, whatever else was found beside it;
+    faults of machine descriptions alone make a :class:`TopologyError`.
+    """
+    problems = tuple(finding for finding in findings if finding.is_problem)
+    if not problems:
+        return
+    letters = {problem.code[0] for problem in problems}
+    if "P" in letters:
+        raise PlacementError(problems)
+    if letters == {"T"}:
+        raise TopologyError(problems)
+    raise ConfigError(problems)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The known word that comes nearest to a mistyped one, if any is near."""
+    if len(word) > 100:
+        return None
+    import difflib  # only a mistyped word is worth the time
+
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    near = difflib.get_close_matches(word.casefold(), list(by_folded)[:10_000], n=1, cutoff=0.6)
+    return by_folded[near[0]] if near else None

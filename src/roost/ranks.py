@@ -1,0 +1,102 @@
+"""The rank grammar: ``3``, ``0-7``, ``0-3,5,8-11``.
+
+Ranks are ASCII digits, ranges are inclusive, spaces do not matter. A list of ranks is kept as a
+tuple of ``range`` objects, so that ``0-999999999999`` costs nothing until someone asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["MAX_RANK", "RankError", "format_ranks", "parse_range", "parse_ranks"]
+
+MAX_RANK = 2**40
+"""Larger numbers are typing errors; they are refused before anything is computed from them."""
+
+_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
+
+
+class RankError(ValueError):
+    """A text is not a rank, a range, or a list of them.
+
+    Attributes:
+        reason: What is wrong, in words for people.
+        offset: Where in the text, from 0.
+        length: How many characters are concerned.
+        suggestion: A text that is right and probably meant, or empty.
+    """
+
+    def __init__(self, reason: str, offset: int, length: int, suggestion: str = "") -> None:
+        super().__init__(reason, offset, length, suggestion)
+        self.reason = reason
+        self.offset = offset
+        self.length = length
+        self.suggestion = suggestion
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def parse_range(text: str, offset: int = 0) -> range:
+    """One rank or one inclusive range.
+
+    Args:
+        text: Such as ``"3"`` or ``"0-7"``.
+        offset: Added to the position in errors, where the text is part of a longer one.
+
+    Raises:
+        RankError: Where the text is anything else, a range runs backwards, or a number is absurd.
+    """
+    match = _RANGE.match(text)
+    if match is None:
+        stripped = text.strip()
+        start = offset + len(text) - len(text.lstrip())
+        if not stripped:
+            raise RankError("a rank is missing here", offset, max(1, len(text)))
+        shown = stripped if len(stripped) <= 40 else stripped[:39] + "…"
+        if stripped.startswith("-"):
+            raise RankError(f"ranks are never negative: {shown!r}", start, len(stripped))
+        raise RankError(f"{shown!r} is not a rank (3) or a range (0-7)", start, len(stripped))
+    first, last = match[1], match[2]
+    for group in (1, 2):
+        digits = match[group] or "0"
+        if len(digits) > 13 or int(digits) >= MAX_RANK:
+            shown = digits if len(digits) <= 20 else f"{digits[:17]}…"
+            raise RankError(f"{shown} is no rank: it is too large", offset + match.start(group), len(digits))
+    begin = int(first)
+    end = begin if last is None else int(last)
+    if end < begin:
+        start, length = offset + match.start(1), match.end(2) - match.start(1)
+        raise RankError(f"the range {begin}-{end} runs backwards", start, length, f"{end}-{begin}")
+    return range(begin, end + 1)
+
+
+def parse_ranks(text: str) -> tuple[range, ...]:
+    """A comma-separated list of ranks and ranges, as written.
+
+    Raises:
+        RankError: At the first item that is not one.
+    """
+    ranges = []
+    offset = 0
+    for item in text.split(","):
+        ranges.append(parse_range(item, offset))
+        offset += len(item) + 1
+    return tuple(ranges)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """The shortest text for ascending ranks: ``[0, 1, 2, 5]`` → ``"0-2,5"``."""
+    parts: list[str] = []
+    first = last = None
+    for rank in ranks:
+        if last is not None and rank == last + 1:
+            last = rank
+            continue
+        if first is not None:
+            parts.append(f"{first}" if first == last else f"{first}-{last}")
+        first = last = rank
+    if first is not None:
+        parts.append(f"{first}" if first == last else f"{first}-{last}")
+    return ",".join(parts)

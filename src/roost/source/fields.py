@@ -1,0 +1,134 @@
+"""Typed reading of a mapping: every fault is collected, with place, rule and suggestion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from roost.errors import Finding, Fix, did_you_mean
+from roost.source.tree import Unresolved
+
+if TYPE_CHECKING:
+    from roost.source.tree import Tree
+
+
+class Fields:
+    """Reads the keys of one mapping, and adds what is wrong to a list of findings.
+
+    Args:
+        tree: The mapping.
+        findings: Where complaints go.
+        what: What the mapping is, in words for people: ``"a node group"``.
+        letter: First letter of the codes: ``C`` for job files, ``T`` for cluster files.
+    """
+
+    def __init__(self, tree: Tree, findings: list[Finding], what: str, letter: str = "C") -> None:
+        self.tree = tree
+        self.findings = findings
+        self.what = what
+        self.letter = letter
+        self.ok = tree.is_mapping
+        if not self.ok:
+            self.complain("203", f"{what} is a mapping, not {tree.kind}", tree)
+
+    def only(self, known: Iterable[str]) -> None:
+        """Complains about every key that is not known, with the known one that comes nearest."""
+        known = sorted(known)
+        for key, _ in self.tree.items():
+            if key in known:
+                continue
+            near = did_you_mean(key, known)
+            fixes = [Fix(f"did you mean {near!r}?", f"{near}:")] if near else []
+            self.complain(
+                "201",
+                f"unknown key {key!r} in {self.what}",
+                self.tree.keys[key],
+                rule="known keys: " + ", ".join(known),
+                fixes=fixes,
+            )
+
+    def require(self, key: str, example: str) -> Tree | None:
+        """The value of a key that must be there."""
+        value = self.tree.get(key)
+        if value is None and self.ok:
+            self.complain("202", f"{self.what} needs {key!r}", self.tree, fixes=[Fix("add it", example)])
+        return value
+
+    def integer(self, key: str, minimum: int, default: int | None = None) -> int | None:
+        """A whole number; the default where the key is missing, null or wrong."""
+        tree = self.tree.get(key)
+        if tree is None or tree.value is None:
+            return default
+        if not isinstance(tree.value, int) or isinstance(tree.value, bool) or tree.value < minimum:
+            self.wrong(tree, f"{key} is a whole number from {minimum} up")
+            return default
+        return tree.value
+
+    def number(self, key: str, maximum: float = math.inf, above: float = 0.0) -> float | None:
+        """A number above ``above`` and up to ``maximum``; ``None`` where missing, null or wrong."""
+        tree = self.tree.get(key)
+        if tree is None or tree.value is None:
+            return None
+        value = tree.value
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+        if not is_number or not above < value <= maximum:
+            upper = "" if maximum == math.inf else f" and at most {maximum:g}"
+            self.wrong(tree, f"{key} is a number above {above:g}{upper}")
+            return None
+        return float(value)
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        tree = self.tree.get(key)
+        if tree is None or tree.value is None:
+            return default
+        if not isinstance(tree.value, bool):
+            self.wrong(tree, f"{key} is true or false")
+            return default
+        return tree.value
+
+    def text(self, key: str) -> str | None:
+        """A word or a text; a number is taken as it is written (``4090``)."""
+        tree = self.tree.get(key)
+        if tree is None or tree.value is None:
+            return None
+        return self.as_text(tree, key)
+
+    def as_text(self, tree: Tree, what: str) -> str | None:
+        """A scalar as text; complains where it is none, is empty, or could not be resolved."""
+        if not tree.is_scalar or tree.value is None or isinstance(tree.value, (bool, Unresolved)):
+            self.wrong(tree, f"{what} is a text")
+            return None
+        if not tree.text.strip():
+            self.wrong(tree, f"{what} is not empty")
+            return None
+        return tree.text.strip()
+
+    def entries(self, key: str) -> list[Tree]:
+        """The items of a list; a single mapping counts as a list of one; missing is empty."""
+        tree = self.tree.get(key)
+        if tree is None or tree.value is None:
+            return []
+        if tree.is_mapping:
+            return [tree]
+        if not tree.is_list:
+            self.wrong(tree, f"{key} is a list")
+            return []
+        items: list[Tree] = tree.value
+        return items
+
+    def wrong(self, tree: Tree, rule: str) -> None:
+        """Complains about a value that breaks a rule."""
+        if isinstance(tree.value, Unresolved):
+            self.complain("205", f"{tree.path} could not be resolved: {tree.value.reason}", tree)
+            return
+        self.complain("203", f"{rule}, not {tree.kind}", tree)
+
+    def complain(
+        self, number: str, message: str, at: Tree, rule: str = "", fixes: Iterable[Fix] = (), **more: Any
+    ) -> None:
+        """Adds a problem that points at a value."""
+        code = self.letter + number
+        marks = (at.mark(),)
+        self.findings.append(Finding(code, message, at.place(), marks, rule=rule, fixes=tuple(fixes), **more))

@@ -1,0 +1,291 @@
+"""``Tree``: one configuration value with its place; and the ways to get one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from roost.errors import ConfigError, Finding, Fix, Mark, Place
+
+MAX_DEPTH = 64
+"""How deep mappings and lists may nest."""
+
+
+class Document:
+    """The text that trees point into."""
+
+    __slots__ = ("_lines", "name", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self._lines: list[str] | None = None
+
+    def line(self, number: int) -> str:
+        """The text of a line, counted from 1."""
+        if self._lines is None:
+            self._lines = self.text.splitlines()
+        return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
+
+
+class Unresolved:
+    """Stands for a value that could not be computed, and says why."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Tree:
+    """One value of a configuration, and the place where it stands.
+
+    Attributes:
+        value: A dict of trees, a list of trees, or a scalar.
+        path: Dotted keys from the root.
+        keys: For a mapping, a tree per key that holds the key's own place.
+        line: Line in the document, from 1; 0 where it came from no file.
+        column: Column, from 1.
+        inner: Column of the scalar's first character, from 1, where its text stands in the line as
+            it is; 0 where it does not (escapes, several lines).
+    """
+
+    __slots__ = ("_text", "column", "document", "inner", "keys", "line", "path", "value")
+
+    def __init__(
+        self,
+        value: Any,
+        path: str = "",
+        text: str | None = None,
+        document: Document | None = None,
+        line: int = 0,
+        column: int = 0,
+        inner: int = 0,
+    ) -> None:
+        self.value = value
+        self.path = path
+        self.document = document
+        self.line = line
+        self.column = column
+        self.inner = inner
+        self.keys: dict[str, Tree] = {}
+        self._text = text
+
+    @property
+    def text(self) -> str:
+        """The scalar as it was written, or as it prints where it came from no file."""
+        if self._text is None:
+            self._text = "null" if self.value is None else str(self.value)
+        return self._text
+
+    @property
+    def has_source(self) -> bool:
+        """Whether :attr:`text` is what a person wrote, not a value that some loader made of it."""
+        return self.document is not None or isinstance(self.value, str)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether this is a mapping."""
+        return isinstance(self.value, dict)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether this is a list."""
+        return isinstance(self.value, list)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether this is neither."""
+        return not isinstance(self.value, (dict, list))
+
+    @property
+    def kind(self) -> str:
+        """What this is, in words for people."""
+        if isinstance(self.value, dict):
+            return "a mapping"
+        if isinstance(self.value, list):
+            return "a list"
+        if self.value is None:
+            return "nothing (null)"
+        if isinstance(self.value, Unresolved):
+            return "a value that could not be resolved"
+        text = self.text if len(self.text) <= 40 else self.text[:39] + "…"
+        return f"the text {text!r}" if isinstance(self.value, str) else text
+
+    def get(self, key: str) -> Tree | None:
+        """The value under a key; ``None`` where this is no mapping or has no such key."""
+        return self.value.get(key) if isinstance(self.value, dict) else None
+
+    def find(self, dotted: str) -> Tree | None:
+        """The value at a dotted path below this one, if it is there."""
+        tree: Tree | None = self
+        for key in dotted.split("."):
+            tree = tree.get(key) if tree is not None else None
+        return tree
+
+    def items(self) -> list[tuple[str, Tree]]:
+        """Keys and values of a mapping; empty for anything else."""
+        return list(self.value.items()) if isinstance(self.value, dict) else []
+
+    def place(self, offset: int = 0) -> Place:
+        """The place of this value, or of a character inside its text."""
+        if self.document is None:
+            return Place(self.path, column=offset + 1, source=self.text) if self.is_scalar else Place(self.path)
+        column = self.inner + offset if self.inner else self.column
+        return Place(self.path, self.document.name, self.line, column, self.document.line(self.line))
+
+    def mark(self, offset: int = 0, length: int | None = None, text: str = "", primary: bool = True) -> Mark:
+        """A mark under this value, or under a part of its text."""
+        first = 1 if self.document is None else self.inner
+        if not first or not self.is_scalar:
+            return Mark(max(1, self.column), 1, text, primary)
+        length = len(self.text) - offset if length is None else length
+        return Mark(first + offset, max(1, length), text, primary)
+
+    def plain(self) -> Any:
+        """This value as plain Python data."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+
+class Config(Mapping[str, Any]):
+    """A loaded configuration: a mapping with attribute access that keeps line and column.
+
+    ``config["cluster"]["num_nodes"]`` and ``config.cluster.num_nodes`` are the same. Pass it
+    where a job description is wanted, and complaints point into the file.
+    """
+
+    __slots__ = ("_tree",)
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def __getitem__(self, key: str) -> Any:
+        return _open(self._tree.value[key])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._tree.value:
+            raise AttributeError(f"no key {name!r} in {self._tree.path or 'this configuration'}")
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree.value)
+
+    def __len__(self) -> int:
+        return len(self._tree.value)
+
+    def __repr__(self) -> str:
+        return f"Config({self.to_dict()!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_from_plain, (self.to_dict(),))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain dicts, lists and scalars."""
+        plain: dict[str, Any] = self._tree.plain()
+        return plain
+
+
+def _from_plain(plain: dict[str, Any]) -> Config:
+    return Config(as_tree(plain))
+
+
+def _open(tree: Tree) -> Any:
+    if tree.is_mapping:
+        return Config(tree)
+    if tree.is_list:
+        return [_open(child) for child in tree.value]
+    return tree.value
+
+
+def load_tree(path: str | os.PathLike[str]) -> Tree:
+    """Reads a YAML file.
+
+    Raises:
+        ConfigError: With every problem of the file that can be seen at once.
+    """
+    # PyYAML costs more to import than all of this room: only those who read a file pay for it.
+    from roost.source.yaml import read_file
+
+    return read_file(os.fspath(path))
+
+
+def as_tree(config: Any) -> Tree:
+    """A tree of whatever a caller calls a configuration: a ``Config``, a mapping, a ``DictConfig``.
+
+    Raises:
+        ConfigError: Where it is none of these, nests too deep, or contains itself.
+    """
+    if isinstance(config, Tree):
+        return config
+    if isinstance(config, Config):
+        return config._tree
+    if isinstance(config, (str, os.PathLike)):
+        raise ConfigError([_not_a_config(f"a path or text ({str(config)[:60]!r})")])
+    if not isinstance(config, Mapping) and not _is_omegaconf(config):
+        raise ConfigError([_not_a_config(f"a {type(config).__name__}")])
+    return _grow(config, "", 0)
+
+
+def _not_a_config(what: str) -> Finding:
+    return Finding(
+        "C203",
+        f"a configuration is a mapping, not {what}",
+        fixes=(Fix("read it from a file first", 'config = roost.load_config("job.yaml")'),),
+    )
+
+
+def _is_omegaconf(value: Any) -> bool:
+    """Whether this is an OmegaConf container, without loading OmegaConf to find out."""
+    omegaconf = sys.modules.get("omegaconf")
+    return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
+
+
+def _grow(value: Any, path: str, depth: int) -> Tree:
+    if depth > MAX_DEPTH:
+        message = f"the configuration nests deeper than {MAX_DEPTH} levels, or contains itself"
+        raise ConfigError([Finding("C108", message, Place(path[:200]))])
+    if _is_omegaconf(value):
+        return _grow_omegaconf(value, path, depth)
+    if isinstance(value, Config):
+        return value._tree
+    if isinstance(value, Mapping):
+        children: dict[str, Tree] = {}
+        tree = Tree(children, path)
+        for key, child in value.items():
+            name = key if isinstance(key, str) else str(key)
+            children[name] = _grow(child, _join(path, name), depth + 1)
+            tree.keys[name] = Tree(name, children[name].path)
+        return tree
+    if isinstance(value, (list, tuple, range)):
+        return Tree([_grow(child, _join(path, str(i)), depth + 1) for i, child in enumerate(value)], path)
+    return Tree(value, path)
+
+
+def _grow_omegaconf(value: Any, path: str, depth: int) -> Tree:
+    """Resolves interpolations one by one: one that fails matters only if someone reads it."""
+    keys: Sequence[Any] = range(len(value)) if hasattr(value, "append") else list(value.keys())
+    grown: dict[str, Tree] = {}
+    for key in keys:
+        name = str(key)
+        try:
+            grown[name] = _grow(value[key], _join(path, name), depth + 1)
+        except ConfigError:
+            raise
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            grown[name] = Tree(Unresolved(reason), _join(path, name))
+    if hasattr(value, "append"):
+        return Tree(list(grown.values()), path)
+    tree = Tree(grown, path)
+    tree.keys = {name: Tree(name, child.path) for name, child in grown.items()}
+    return tree
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
