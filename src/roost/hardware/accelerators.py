@@ -1,0 +1,94 @@
+"""Accelerator vendors as data. Each vendor is one module in ``hardware/vendors``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+__all__ = ["AcceleratorType", "register_accelerator"]
+
+
+@dataclass(frozen=True)
+class AcceleratorType:
+    """A vendor's accelerators: what they are called and how a process is shown some of them.
+
+    Registered types are attributes of this class in capitals: ``AcceleratorType.NVIDIA``.
+
+    Attributes:
+        name: The vendor.
+        visible_devices_variable: Environment variable that limits what a process sees; empty for
+            nodes without accelerators.
+        noset_variables: Variables that keep Ray from overwriting it, one per generation of Ray.
+        ray_resource: The name under which Ray counts them.
+        environment: Further variables that every worker on such accelerators gets.
+        noun: What people call one of them.
+    """
+
+    name: str
+    visible_devices_variable: str
+    noset_variables: tuple[str, ...] = ()
+    ray_resource: str = "GPU"
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    noun: str = "GPU"
+
+    if TYPE_CHECKING:
+        NVIDIA: ClassVar[AcceleratorType]
+        AMD: ClassVar[AcceleratorType]
+        ASCEND: ClassVar[AcceleratorType]
+        INTEL: ClassVar[AcceleratorType]
+        KUNLUN: ClassVar[AcceleratorType]
+        MUSA: ClassVar[AcceleratorType]
+        NO_ACCEL: ClassVar[AcceleratorType]
+
+    @property
+    def noset_variable(self) -> str:
+        """The variable that keeps the current Ray from setting the visible devices."""
+        return self.noset_variables[0] if self.noset_variables else ""
+
+    def worker_environment(self, visible: Sequence[str]) -> dict[str, str]:
+        """The variables of a worker that sees these accelerators and no others."""
+        if not self.visible_devices_variable:
+            return {}
+        return {
+            self.visible_devices_variable: ",".join(visible),
+            **dict.fromkeys(self.noset_variables, "1"),
+            **self.environment,
+        }
+
+    @staticmethod
+    def get(name: str) -> AcceleratorType | None:
+        """The type of that name, in any case; ``None`` where none is registered."""
+        return _types.get(name.casefold())
+
+    @staticmethod
+    def names() -> list[str]:
+        """The names of all registered vendors."""
+        return [kind.name for kind in _types.values() if kind.visible_devices_variable]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"AcceleratorType.{self.name.upper()}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_restore, (self.name, self.visible_devices_variable, self.noset_variables, self.ray_resource))
+
+
+_types: dict[str, AcceleratorType] = {}
+
+
+def _restore(name: str, variable: str, noset: tuple[str, ...], resource: str) -> AcceleratorType:
+    """Unpickles to the registered type, so that identity holds across processes."""
+    return AcceleratorType.get(name) or AcceleratorType(name, variable, noset, resource)
+
+
+def register_accelerator(kind: AcceleratorType) -> AcceleratorType:
+    """Makes a vendor known under its name; registering a name again replaces it."""
+    _types[kind.name.casefold()] = kind
+    setattr(AcceleratorType, kind.name.upper(), kind)
+    return kind
+
+
+register_accelerator(AcceleratorType("NO_ACCEL", "", noun="node"))

@@ -1,0 +1,103 @@
+"""The registry of other hardware: robots, cameras, anything that a worker may own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from roost.errors import ConfigError, Finding, Fix
+
+__all__ = ["HardwareField", "hardware_fields", "hardware_types", "register_hardware"]
+
+_T = TypeVar("_T")
+_types: dict[str, type[Any]] = {}
+
+_CHECKED = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareField:
+    """One field of a hardware type.
+
+    Attributes:
+        name: Its name.
+        required: Whether a job must give it.
+        type_name: ``str``, ``int``, ``float`` or ``bool`` where values are checked; else empty.
+    """
+
+    name: str
+    required: bool
+    type_name: str
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value is of this field's type; fields of other types take anything."""
+        if not self.type_name:
+            return True
+        if isinstance(value, bool) and self.type_name != "bool":
+            return False
+        return isinstance(value, _CHECKED[self.type_name])
+
+
+def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
+    """Makes a dataclass the description of a hardware type.
+
+    Its fields are what ``hardware.configs`` of a node group may and must say::
+
+        @roost.register_hardware("Franka")
+        @dataclass
+        class Franka:
+            robot_ip: str
+            camera: str = ""
+
+    Registering a name again replaces it, as happens when a notebook cell runs twice.
+    """
+    if not isinstance(type_name, str) or not type_name.strip():
+        raise ConfigError([Finding("C308", f"a hardware type has a name, not {type_name!r}")])
+
+    def register(cls: type[_T]) -> type[_T]:
+        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+            message = f"hardware type {type_name!r} must be a dataclass, and {cls!r} is none"
+            fix = Fix("put the decorator above @dataclass", f'@roost.register_hardware("{type_name}")')
+            raise ConfigError([Finding("C308", message, fixes=(fix,))])
+        names = {field.name for field in dataclasses.fields(cls)}
+        if "node_rank" in names or "type" in names:
+            message = f"hardware type {type_name!r}: 'node_rank' and 'type' are taken by the job file"
+            raise ConfigError([Finding("C308", message, fixes=(Fix("rename the field"),))])
+        _types[type_name] = cls
+        return cls
+
+    return register
+
+
+def hardware_types() -> list[str]:
+    """The names of all registered hardware types."""
+    return sorted(_types)
+
+
+def hardware_fields(type_name: str) -> list[HardwareField] | None:
+    """The fields of a registered type; ``None`` where it is not registered."""
+    cls = _types.get(type_name)
+    if cls is None:
+        return None
+    try:
+        hints = get_type_hints(cls)
+    except Exception:  # a forward reference that only its author can resolve
+        hints = {}
+    return [
+        HardwareField(
+            field.name,
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            _checked_type(hints.get(field.name)),
+        )
+        for field in dataclasses.fields(cls)
+        if field.init
+    ]
+
+
+def _checked_type(hint: object) -> str:
+    """The name of a simple type, also inside ``Optional``-free annotations; else empty."""
+    if get_origin(hint) is not None or get_args(hint):
+        return ""
+    name = getattr(hint, "__name__", "")
+    return name if name in _CHECKED and hint in (str, int, float, bool) else ""

@@ -1,0 +1,1 @@
+"""One module per accelerator vendor; a new one is found by being here."""

@@ -1,0 +1,297 @@
+"""``node_groups`` of a job or a cluster file: labels, nodes, environments, hardware."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from roost.errors import Finding, Fix, did_you_mean
+from roost.hardware import AcceleratorType, hardware_fields, hardware_types
+from roost.ranks import RankError, format_ranks, parse_ranks
+from roost.source import Fields, Tree
+from roost.topology.model import CLUSTER, NODE, Hardware, NodeEnvironment, NodeGroup, Topology
+
+RESERVED_VARIABLES = frozenset(
+    [
+        "RANK",
+        "WORLD_SIZE",
+        "NODE_RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_LOCAL_RANK",
+        "NODE_LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GROUP_NAME",
+    ]
+)
+"""Variables that the plan sets; a group that set them would send workers to the wrong place."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+
+
+def read_groups(
+    section: Tree,
+    topology: Topology,
+    findings: list[Finding],
+    letter: str = "C",
+    check_hardware: bool = True,
+) -> list[NodeGroup]:
+    """The groups under ``node_groups``; what is wrong with them goes to the findings."""
+    top = Fields(section, findings, "the cluster section", letter)
+    if not top.ok:
+        return []
+    groups: list[NodeGroup] = []
+    seen: dict[str, Tree] = {}
+    for entry in top.entries("node_groups"):
+        reader = _GroupReader(entry, topology, findings, letter, check_hardware)
+        group = reader.read()
+        if group is None:
+            continue
+        at = entry.value["label"]
+        if group.label in seen:
+            line = seen[group.label].line
+            first = f"; the first is in line {line}" if line else ""
+            reader.fields.complain("301", f"the label {group.label!r} is given twice{first}", at)
+            continue
+        seen[group.label] = at
+        known = next((g for g in topology.groups if g.label == group.label), None)
+        if known is not None and known.node_ranks != group.node_ranks:
+            message = (
+                f"node group {group.label!r} is nodes {format_ranks(group.node_ranks)} here, "
+                f"and nodes {format_ranks(known.node_ranks)} in the cluster's own description"
+            )
+            reader.fields.complain("301", message, at, fixes=[Fix("choose another label, or drop this group")])
+            continue
+        groups.append(group)
+    return groups
+
+
+def check_label(fields: Fields, at: Tree, label: str) -> bool:
+    """Whether a text may be the label of a group."""
+    if label in (CLUSTER, NODE):
+        meaning = "all nodes, by node rank" if label == NODE else "everything, and the default"
+        fields.complain("302", f"the label {label!r} is reserved: it means {meaning}", at)
+        return False
+    if "," in label:
+        fields.complain("303", f"a label has no comma: {label!r}", at, rule="commas separate labels")
+        return False
+    return True
+
+
+def check_hardware_fields(fields: Fields, type_name: str, values: dict[str, Tree], must_be_registered: bool) -> bool:
+    """Checks a hardware's values against the dataclass registered for its type."""
+    for key, value in values.items():
+        try:
+            json.dumps(value.plain(), allow_nan=False)
+        except (TypeError, ValueError):
+            fields.wrong(value, f"{key} is a text, a number, true or false, a list or a mapping")
+            return False
+    known = hardware_fields(type_name)
+    if known is None:
+        return not must_be_registered
+    before = len(fields.findings)
+    names = [field.name for field in known]
+    for key in values.keys() - set(names):
+        near = did_you_mean(key, names)
+        fixes = [Fix("did you mean", f"{near}:")] if near else []
+        rule = f"fields of {type_name}: {', '.join(names) or 'none'}"
+        at = fields.tree.keys[key]
+        fields.complain("309", f"{type_name} has no field {key!r}", at, rule=rule, fixes=fixes)
+    for field in known:
+        given = values.get(field.name)
+        if given is None and field.required:
+            fixes = [Fix("add it", f"{field.name}:")]
+            fields.complain("309", f"{type_name} needs {field.name!r}", fields.tree, fixes=fixes)
+        elif given is not None and not field.accepts(given.value):
+            message = f"{type_name}.{field.name} is of type {field.type_name}, not {given.kind}"
+            fields.complain("309", message, given)
+    return len(fields.findings) == before
+
+
+class _GroupReader:
+    def __init__(
+        self, tree: Tree, topology: Topology, findings: list[Finding], letter: str, check_hardware: bool
+    ) -> None:
+        self.topology = topology
+        self.check_hardware = check_hardware
+        self.fields = Fields(tree, findings, "a node group", letter)
+
+    def read(self) -> NodeGroup | None:
+        fields, tree = self.fields, self.fields.tree
+        if not fields.ok:
+            return None
+        fields.only(("label", "node_ranks", "env_configs", "hardware"))
+        label_tree = fields.require("label", "label: a800")
+        ranks_tree = fields.require("node_ranks", "node_ranks: 0-3")
+        label = None
+        if label_tree is not None:
+            label = fields.as_text(label_tree, "label")
+            if label is not None and not check_label(fields, label_tree, label):
+                label = None
+        ranks: tuple[int, ...] = ()
+        if ranks_tree is not None:
+            limit = range(self.topology.num_nodes)
+            ranks = self._ranks(ranks_tree, limit, f"the cluster has nodes 0-{limit[-1]}")
+        environments = self._environments(ranks)
+        hardware_type, hardware = self._hardware(tree.get("hardware"), ranks)
+        if label is None or not ranks:
+            return None
+        return NodeGroup(label, ranks, hardware_type, hardware, environments)
+
+    def _ranks(self, tree: Tree, allowed: range | frozenset[int], rule: str) -> tuple[int, ...]:
+        """Node ranks, ascending, from ``3``, ``"0-3,5"`` or a list; every one of them allowed."""
+        fields = self.fields
+        ranks: list[int] = []
+        for item in tree.value if tree.is_list else [tree]:
+            if not item.is_scalar or item.value is None or isinstance(item.value, (bool, float)):
+                fields.wrong(item, "node_ranks is a rank (3), a range (0-7) or a list of them")
+                continue
+            try:
+                ranges = parse_ranks(item.text)
+            except RankError as error:
+                mark = item.mark(error.offset, error.length)
+                fixes = (Fix("write", f"node_ranks: {error.suggestion}"),) if error.suggestion else ()
+                code = fields.letter + "305"
+                place = item.place(error.offset)
+                fields.findings.append(Finding(code, error.reason, place, (mark,), fixes=fixes))
+                continue
+            for run in ranges:
+                outside = _first_outside(run, allowed)
+                if outside is not None:
+                    fields.complain("304", f"node rank {outside} is outside: {rule}", item)
+                else:
+                    ranks.extend(run)
+        if tree.is_list and not tree.value:
+            fields.complain("305", "node_ranks names no node", tree)
+        ordered = tuple(sorted(set(ranks)))
+        if len(ordered) != len(ranks):
+            fields.complain("305", "a node rank stands twice in node_ranks", tree)
+        return ordered
+
+    def _environments(self, group_ranks: tuple[int, ...]) -> tuple[NodeEnvironment, ...]:
+        environments: list[NodeEnvironment] = []
+        taken: set[int] = set()
+        allowed = frozenset(group_ranks)
+        for tree in self.fields.entries("env_configs"):
+            fields = Fields(tree, self.fields.findings, "an env_configs entry", self.fields.letter)
+            if not fields.ok:
+                continue
+            fields.only(("node_ranks", "env_vars", "python_interpreter_path"))
+            ranks_tree = fields.require("node_ranks", f"node_ranks: {format_ranks(group_ranks)}")
+            variables = self._variables(fields)
+            interpreter = fields.text("python_interpreter_path") or ""
+            if ranks_tree is None or not group_ranks:
+                continue
+            rule = f"the group has nodes {format_ranks(group_ranks)}"
+            ranks = self._ranks(ranks_tree, allowed, rule)
+            twice = taken.intersection(ranks)
+            if twice:
+                message = f"node {min(twice)} has two env_configs in this group"
+                fields.complain("306", message, ranks_tree, rule="env_configs of a group do not overlap")
+            taken.update(ranks)
+            environments.append(NodeEnvironment(ranks, variables, interpreter))
+        return tuple(environments)
+
+    def _variables(self, fields: Fields) -> dict[str, str]:
+        variables: dict[str, str] = {}
+        reserved = RESERVED_VARIABLES | {
+            name
+            for vendor in AcceleratorType.names()
+            if (kind := AcceleratorType.get(vendor))
+            for name in (kind.visible_devices_variable, *kind.noset_variables)
+        }
+        for entry in fields.entries("env_vars"):
+            items = entry.items()
+            if len(items) != 1:
+                rule = "each entry of env_vars is one 'NAME: value'"
+                pasted = "; ".join(f"- {key}: {value.text}" for key, value in items[:4] if value.is_scalar)
+                fixes = [Fix("one entry each", pasted)] if pasted else []
+                fields.complain("307", f"an entry of env_vars has {len(items)} names", entry, rule, fixes)
+                continue
+            name, value = items[0]
+            key = entry.keys[name]
+            if not _VARIABLE.match(name):
+                fields.complain("307", f"{name!r} is not the name of a variable", key)
+            elif name in reserved:
+                message = f"{name} is set by the plan: a value here would send workers astray"
+                fields.complain("307", message, key, fixes=[Fix("remove it")])
+            elif name in variables:
+                fields.complain("307", f"{name} is set twice for the same nodes", key)
+            elif not value.is_scalar or value.value is None:
+                fixes = [Fix("an empty value", f'{name}: ""')]
+                fields.complain("307", f"{name} needs a value, not {value.kind}", value, fixes=fixes)
+            elif "\0" in value.text:
+                fields.complain("307", f"the value of {name} has a NUL character in it", value)
+            else:
+                variables[name] = value.text
+        return variables
+
+    def _hardware(
+        self, tree: Tree | None, group_ranks: tuple[int, ...]
+    ) -> tuple[str, tuple[tuple[int, Hardware], ...]]:
+        if tree is None or tree.value is None:
+            return "", ()
+        fields = Fields(tree, self.fields.findings, "hardware", self.fields.letter)
+        if not fields.ok:
+            return "", ()
+        fields.only(("type", "configs"))
+        fields.require("type", "type: Franka")
+        kind = fields.text("type")
+        if kind is None:
+            return "", ()
+        if self.check_hardware and hardware_fields(kind) is None:
+            self._unknown_type(fields, kind)
+            return kind, ()
+        items: list[tuple[int, Hardware]] = []
+        for entry in fields.entries("configs"):
+            item = self._hardware_config(entry, kind, group_ranks)
+            if item is not None and item in items:
+                at = entry.keys.get("node_rank", entry)
+                fields.complain("310", f"this {kind} on node {item[0]} is listed twice", at)
+            elif item is not None:
+                items.append(item)
+        if tree.get("configs") is None:  # the machines themselves say what they carry
+            nodes = self.topology.nodes
+            items = [(r, item) for r in group_ranks for item in nodes[r].hardware if item.type == kind]
+        return kind, tuple(sorted(items, key=lambda item: item[0]))
+
+    def _hardware_config(self, tree: Tree, kind: str, group_ranks: tuple[int, ...]) -> tuple[int, Hardware] | None:
+        fields = Fields(tree, self.fields.findings, "an entry of hardware.configs", self.fields.letter)
+        if not fields.ok:
+            return None
+        fields.require("node_rank", "node_rank: 0")
+        rank = fields.integer("node_rank", 0)
+        values = {key: value for key, value in tree.items() if key != "node_rank"}
+        sound = check_hardware_fields(fields, kind, values, must_be_registered=False)
+        if rank is None:
+            return None
+        if not group_ranks:  # already complained about
+            return None
+        if rank not in group_ranks:
+            rule = f"the group has nodes {format_ranks(group_ranks)}"
+            message = f"a {kind} is on node {rank}, which is not in its group"
+            fields.complain("310", message, tree.value["node_rank"], rule=rule)
+            return None
+        plain: dict[str, Any] = {key: value.plain() for key, value in values.items()}
+        return (rank, Hardware(kind, plain)) if sound else None
+
+    def _unknown_type(self, fields: Fields, kind: str) -> None:
+        known = hardware_types()
+        near = did_you_mean(kind, known)
+        fixes = [Fix("did you mean", f"type: {near}")] if near else []
+        fixes.append(Fix("register it, above its dataclass", f'@roost.register_hardware("{kind}")'))
+        fixes.append(Fix("at the command line, import the module that does", "--import my_robots"))
+        rule = "registered types: " + (", ".join(known) or "none")
+        at = fields.tree.value["type"]
+        fields.complain("308", f"hardware type {kind!r} is not registered", at, rule=rule, fixes=fixes)
+
+
+def _first_outside(run: range, allowed: range | frozenset[int]) -> int | None:
+    """The first rank of a run that is not allowed, without walking a run of billions."""
+    if isinstance(allowed, range):
+        if run[0] not in allowed:
+            return run[0]
+        return None if run[-1] in allowed else allowed[-1] + 1
+    return next((rank for rank in run if rank not in allowed), None)
