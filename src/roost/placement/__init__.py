@@ -1,0 +1,23 @@
+"""Job description + topology → where every process goes. Pure, and linear in the processes."""
+
+from roost.placement.component import ComponentPlacement, HybridComponentPlacement, PlacementMode
+from roost.placement.model_parallel import ModelParallelComponentPlacement
+from roost.placement.placement import Placement
+from roost.placement.strategies import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    PlacementStrategy,
+)
+
+__all__ = [
+    "ComponentPlacement",
+    "FlexiblePlacementStrategy",
+    "HybridComponentPlacement",
+    "ModelParallelComponentPlacement",
+    "NodePlacementStrategy",
+    "PackedPlacementStrategy",
+    "Placement",
+    "PlacementMode",
+    "PlacementStrategy",
+]

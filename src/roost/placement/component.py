@@ -1,0 +1,245 @@
+"""``ComponentPlacement``: ``cluster.component_placement`` → a strategy per component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+from roost.config import Component, Job, read_job
+from roost.errors import Finding, Fix, PlacementError, did_you_mean, raise_problems
+from roost.placement.language import Segment, parse_placement
+from roost.placement.resources import Resources
+from roost.placement.strategies import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PlacementStrategy,
+)
+from roost.source import Unresolved
+from roost.topology import NODE, Topology
+from roost.topology.groups import read_groups
+
+__all__ = ["ComponentPlacement", "HybridComponentPlacement", "PlacementMode"]
+
+
+class PlacementMode(Enum):
+    """How the components of a job share the accelerators."""
+
+    COLLOCATED = "collocated"
+    """Actor and rollout have the same accelerators, in turn."""
+    DISAGGREGATED = "disaggregated"
+    """Each component has accelerators of its own."""
+    HYBRID = "hybrid"
+    """Any sets, overlapping or not."""
+    AUTO = "auto"
+    """Disaggregated, and the actor may grow over all of them."""
+
+
+class ComponentPlacement:
+    """Where every component of a job goes, by ``cluster.component_placement``.
+
+    All checks run here: what exists is sound.
+
+    Args:
+        config: What :func:`roost.load_config` gives, a mapping, or an OmegaConf ``DictConfig``.
+        cluster: A live cluster or a topology; the job's ``node_groups`` are added to it.
+
+    Raises:
+        PlacementError: With every problem of the placements (and beside them, of the rest).
+        ConfigError: Where the rest alone is at fault.
+    """
+
+    def __init__(self, config: Any, cluster: Any) -> None:
+        topology = Topology.of(cluster)
+        findings: list[Finding] = []
+        self.job: Job = read_job(config, findings)
+        self.topology: Topology = _topology_of_job(self.job, topology, findings)
+        self.notes: list[Finding] = []
+        self._specs: dict[str, Component] = {spec.name: spec for spec in self.job.components}
+        self._resources: dict[tuple[str, ...], Resources] = {}
+        self._labels_at_fault = self._labels_written() - set(self.topology.labels)
+        self._segments: dict[str, list[Segment]] = {}
+        self._strategies: dict[str, PlacementStrategy] = {}
+        parsed: dict[tuple[int, tuple[str, ...]], list[Segment]] = {}  # components of one rule share its segments
+        for spec in self.job.components:
+            if "C311" in {finding.code for finding in findings}:
+                break  # nothing can be said of places on nodes that are not there
+            resources = self._resources_of(spec, findings)
+            if resources is None:
+                continue
+            before = len(findings)
+            rule = (id(spec.placement), spec.labels)
+            segments = parsed.get(rule)
+            if segments is None:
+                segments = self._parse(spec, resources, findings)
+                parsed[rule] = segments
+            if segments and len(findings) == before:
+                self._segments[spec.name] = segments
+        if not any(finding.is_problem for finding in findings):
+            self._decide(findings)
+        raise_problems(findings)
+
+    # Steps that a subclass changes ---------------------------------------------------------
+
+    def _parse(self, spec: Component, resources: Resources, findings: list[Finding]) -> list[Segment]:
+        if isinstance(spec.placement.value, Unresolved):
+            reason = f"{spec.placement.path} could not be resolved: {spec.placement.value.reason}"
+            findings.append(Finding("C205", reason, spec.placement.place()))
+            return []
+        return parse_placement(spec.placement, spec.name, resources, findings)
+
+    def _decide(self, findings: list[Finding]) -> None:
+        """Makes the strategies, once everything is known to parse."""
+        for name in self._segments:
+            self._strategies[name] = self._general_strategy(name)
+        self._mode = self._seen_mode()
+
+    # What there is -------------------------------------------------------------------------
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        """How the components share the accelerators."""
+        return self._mode
+
+    @property
+    def components(self) -> list[str]:
+        """The names of the components, in the order of the job."""
+        return list(self._segments)
+
+    def get_hardware_ranks(self, component_name: str) -> list[int]:
+        """The resource ranks of a component, ascending, counted in its node groups."""
+        return list(chain.from_iterable(segment.resources for segment in self._known(component_name)))
+
+    def get_world_size(self, component_name: str) -> int:
+        """The number of processes of a component."""
+        return self._known(component_name)[-1].processes[-1] + 1
+
+    def get_strategy(self, component_name: str) -> PlacementStrategy:
+        """The strategy that places a component."""
+        self._known(component_name)
+        return self._strategies[component_name]
+
+    def spec(self, component_name: str) -> Component:
+        """What the job says of a component."""
+        self._known(component_name)
+        return self._specs[component_name]
+
+    def segments(self, component_name: str) -> Sequence[Segment]:
+        """The parsed placement of a component."""
+        return tuple(self._known(component_name))
+
+    # ---------------------------------------------------------------------------------------
+
+    def _known(self, name: str) -> list[Segment]:
+        segments = self._segments.get(name)
+        if segments is None:
+            near = did_you_mean(name, self._segments)
+            fixes = (Fix("did you mean", repr(near)),) if near else ()
+            rule = "components of this job: " + ", ".join(self._segments)
+            raise PlacementError([Finding("P205", f"there is no component {name!r}", rule=rule, fixes=fixes)])
+        return segments
+
+    def _resources_of(self, spec: Component, findings: list[Finding]) -> Resources | None:
+        if spec.labels in self._resources:
+            return self._resources[spec.labels]
+        at = spec.label_tree or spec.placement
+        unknown = [label for label in spec.labels if not self.topology.has_group(label)]
+        for label in unknown:
+            if not findings or label not in self._labels_at_fault:
+                finding = self.topology.unknown_group(label)
+                findings.append(replace(finding, place=at.place(), marks=(at.mark(),)))
+        if unknown:
+            return None
+        try:
+            resources = Resources(self.topology, spec.labels)
+        except PlacementError as error:
+            findings.extend(replace(f, place=at.place(), marks=(at.mark(),)) for f in error.findings)
+            return None
+        self._resources[spec.labels] = resources
+        return resources
+
+    def _labels_written(self) -> set[str]:
+        """Labels under ``node_groups``; one that is no group has been complained about already."""
+        entries = self.job.section.get("node_groups")
+        labels = [entry.get("label") for entry in entries.value] if entries and entries.is_list else []
+        return {label.text for label in labels if label is not None and label.is_scalar}
+
+    def _general_strategy(self, name: str) -> PlacementStrategy:
+        spec = self._specs[name]
+        resources = self._resources[spec.labels]
+        segments = self._segments[name]
+        shares: list[tuple[int, ...]] = []
+        for segment in segments:
+            on_nodes = resources.span_of(segment.resources[0]).kind == NODE
+            shares.extend(segment.shares(on_nodes))
+            if on_nodes:
+                self._note_uneven(spec, segment)
+        strategy: PlacementStrategy
+        if resources.has_hardware:
+            strategy = FlexiblePlacementStrategy._trusted(shares, spec.labels)
+        else:
+            strategy = NodePlacementStrategy((share[0] for share in shares), spec.labels or None)
+        return strategy._remembering(self.topology)
+
+    def _note_uneven(self, spec: Component, segment: Segment) -> None:
+        each, extra = divmod(len(segment.processes), len(segment.resources))
+        if extra:
+            first = f"the first {extra}" if extra > 1 else "the first"
+            message = (
+                f"{spec.name}: {len(segment.processes)} processes on {len(segment.resources)} nodes: "
+                f"{each + 1} on {first}, {each} on the others"
+            )
+            self.notes.append(Finding("N102", message, severity="note"))
+
+    def _accelerators(self, name: str) -> frozenset[tuple[int, int]]:
+        """The accelerators of a component as (node rank, local rank)."""
+        resources = self._resources[self._specs[name].labels]
+        found: set[tuple[int, int]] = set()
+        for segment in self._segments[name]:
+            for span in resources.spans_of(segment.resources):
+                if span.kind == "accelerator":
+                    low = max(segment.resources[0], span.first) - span.first
+                    high = min(segment.resources[-1] + 1, span.end) - span.first
+                    found.update((span.node.rank, local) for local in range(low, high))
+        return frozenset(found)
+
+    def _seen_mode(self) -> PlacementMode:
+        """What the sets of accelerators amount to."""
+        sets = [s for name in self._segments if (s := self._accelerators(name))]
+        actor, rollout = (
+            frozenset().union(*(self._accelerators(n) for n in self._segments if self._specs[n].role == role))
+            for role in ("actor", "rollout")
+        )
+        if actor and actor == rollout:
+            return PlacementMode.COLLOCATED
+        if len(sets) > 1 and sum(map(len, sets)) == len(frozenset().union(*sets)):
+            return PlacementMode.DISAGGREGATED
+        return PlacementMode.HYBRID
+
+
+class HybridComponentPlacement(ComponentPlacement):
+    """Components on any sets of accelerators, overlapping or not: mode ``HYBRID``."""
+
+    def _seen_mode(self) -> PlacementMode:
+        return PlacementMode.HYBRID
+
+
+def _topology_of_job(job: Job, topology: Topology, findings: list[Finding]) -> Topology:
+    """The nodes that the job uses, with its node groups."""
+    if job.num_nodes is not None and job.num_nodes > topology.num_nodes:
+        at = job.section.value["num_nodes"]
+        findings.append(
+            Finding(
+                "C311",
+                f"the job wants {job.num_nodes:,} nodes, and the cluster has {topology.num_nodes:,}",
+                at.place(),
+                (at.mark(),),
+                (f"cluster: {topology.describe()}",),
+                fixes=(Fix("use what there is", f"num_nodes: {topology.num_nodes}"),),
+            )
+        )
+    elif job.num_nodes is not None:
+        topology = topology.first(job.num_nodes)
+    return topology.adding(read_groups(job.section, topology, findings))

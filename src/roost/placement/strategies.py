@@ -1,0 +1,378 @@
+"""Placement strategies: from a few numbers to a ``Placement`` per process."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from roost.errors import Finding, Fix, PlacementError
+from roost.placement.placement import Placement, accept_older_names
+from roost.placement.resources import Resources, Span, place
+from roost.topology import NodeGroup, Topology
+
+__all__ = [
+    "FlexiblePlacementStrategy",
+    "NodePlacementStrategy",
+    "PackedPlacementStrategy",
+    "PlacementStrategy",
+]
+
+_OLDER = {"isolate_gpu": "isolate_accelerator"}
+MAX_PROCESSES = 2**24
+"""Most processes of one component: a larger number is a typing error."""
+
+
+class PlacementStrategy(ABC):
+    """Decides where the processes of one group live.
+
+    Subclass it for a strategy of your own: :meth:`get_placement` is all that a launch needs.
+
+    Attributes:
+        node_group_labels: Groups in which resource ranks are counted; empty for the whole cluster.
+    """
+
+    def __init__(self, node_group: str | Sequence[str] | None = None) -> None:
+        self.node_group_labels = _labels(node_group)
+        self._groups: tuple[NodeGroup, ...] = ()
+
+    @abstractmethod
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
+        """The placement of every process, in rank order.
+
+        Args:
+            cluster: A live cluster or a topology.
+            isolate_accelerator: Whether a process sees only its own accelerators.
+        """
+
+    def _resources(self, cluster: Any, as_nodes: bool = False) -> Resources:
+        topology = Topology.of(cluster)
+        missing = [group for group in self._groups if not topology.has_group(group.label)]
+        return Resources(topology.adding(missing) if missing else topology, self.node_group_labels, as_nodes)
+
+    def _remembering(self, topology: Topology) -> PlacementStrategy:
+        """This strategy, which now knows the groups of a job when the cluster it meets does not."""
+        self._groups = tuple(topology.group(label) for label in self.node_group_labels)
+        return self
+
+    def __repr__(self) -> str:
+        shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and value}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+
+class PackedPlacementStrategy(PlacementStrategy):
+    """Fills a range of resources block by block.
+
+    A block of ``num_hardware_per_process * stride`` consecutive resources serves ``stride``
+    processes; the j-th takes ``block[j], block[j + stride], …``. So with two per process,
+    ``stride=1`` gives ``0,1 · 2,3`` and ``stride=2`` gives ``0,2 · 1,3``. A process never spans
+    nodes.
+
+    Args:
+        start_hardware_rank: First resource.
+        end_hardware_rank: Last resource, included.
+        num_hardware_per_process: Resources per process.
+        stride: Distance between the resources of one process.
+        node_group: Label or labels of the groups to count in; ``None`` for the whole cluster.
+
+    Raises:
+        PlacementError: With everything that is wrong with these numbers.
+    """
+
+    @accept_older_names(
+        {
+            "start_gpu_id": "start_hardware_rank",
+            "end_gpu_id": "end_hardware_rank",
+            "num_gpus_per_process": "num_hardware_per_process",
+        }
+    )
+    def __init__(
+        self,
+        start_hardware_rank: int,
+        end_hardware_rank: int,
+        num_hardware_per_process: int = 1,
+        stride: int = 1,
+        node_group: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(node_group)
+        findings: list[Finding] = []
+        start = _integer("start_hardware_rank", start_hardware_rank, 0, findings)
+        end = _integer("end_hardware_rank", end_hardware_rank, 0, findings)
+        per_process = _integer("num_hardware_per_process", num_hardware_per_process, 1, findings)
+        step = _integer("stride", stride, 1, findings)
+        if not findings:
+            findings.extend(_check_packed(start, end, per_process, step))
+        if findings:
+            raise PlacementError(findings)
+        self.start_hardware_rank = start
+        self.end_hardware_rank = end
+        self.num_hardware_per_process = per_process
+        self.stride = step
+
+    @accept_older_names(_OLDER)
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
+        """The placement of every process, in rank order.
+
+        Raises:
+            PlacementError: Where a rank is out of range, or a process would span nodes.
+        """
+        resources = self._resources(cluster)
+        outside = resources.outside(range(self.start_hardware_rank, self.end_hardware_rank + 1))
+        if outside is not None:
+            raise PlacementError([outside])
+        return place(self._runs(resources), isolate_accelerator)
+
+    def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+        block = self.num_hardware_per_process * self.stride
+        start, end = self.start_hardware_rank, self.end_hardware_rank + 1
+        shapes: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        for span in resources.spans_of(range(start, end)):
+            low, high = max(start, span.first) - span.first, min(end, span.end) - span.first
+            if (high - low) % block:
+                raise PlacementError([self._crossing(resources, span, high)])
+            shape = shapes.get((low, high))
+            if shape is None:
+                shape = shapes[low, high] = tuple(
+                    tuple(range(first + j, first + block, self.stride))
+                    for first in range(low, high, block)
+                    for j in range(self.stride)
+                )
+            yield span, shape
+
+    def _crossing(self, resources: Resources, span: Span, high: int) -> Finding:
+        """The complaint about a block that goes over the end of a node."""
+        block = self.num_hardware_per_process * self.stride
+        start, end = self.start_hardware_rank, self.end_hardware_rank + 1
+        inside = (span.first + high - start) // block
+        first = start + inside * block
+        rank = inside * self.stride
+        noun = resources.noun(span, 2)
+        fits = []
+        for other in resources.spans_of(range(start, end)):
+            low = max(start, other.first)
+            usable = (min(end, other.end) - low) // block * block
+            if usable:
+                fits.append(f"{low}-{low + usable - 1}" if usable > 1 else f"{low}")
+        if not fits:  # nothing of this range will do: the first place that would
+            fits = [f"{s.first}-{s.first + block - 1}" for s in resources.spans if s.count >= block][:1]
+        ranges = ", ".join(fits[:6]) + (f", … {len(fits) - 6:,} more" if len(fits) > 6 else "")
+        wanted = f"{first}-{first + block - 1}" if block > 1 else f"{first}"
+        return Finding(
+            "P203",
+            f"process {rank} would span nodes: its block is {noun} {wanted}, and node {span.node.rank} "
+            f"has {span.count} ({span.ranks})",
+            context=resources.context,
+            rule=f"a block of num_hardware_per_process * stride ({block}) lies on one node",
+            fixes=(Fix("ranges that fit", ranges),) if ranges else (Fix("no node has that many"),),
+        )
+
+
+class FlexiblePlacementStrategy(PlacementStrategy):
+    """Gives each process the resources that its own list names.
+
+    Lists are sorted, and processes are ordered by their first rank. Two processes may share.
+
+    Args:
+        hardware_ranks_list: A list of resource ranks per process.
+        node_group_label: Label or labels of the groups to count in; ``None`` for the whole cluster.
+
+    Raises:
+        PlacementError: With every list that is empty, repeats a rank, or holds none.
+    """
+
+    def __init__(
+        self,
+        hardware_ranks_list: Iterable[Iterable[int]],
+        node_group_label: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(node_group_label)
+        self.hardware_ranks_list: list[tuple[int, ...]] = _rank_lists(hardware_ranks_list)
+        self.hardware_ranks_list.sort(key=operator.itemgetter(0))
+
+    @classmethod
+    def _trusted(cls, lists: list[tuple[int, ...]], labels: Sequence[str]) -> FlexiblePlacementStrategy:
+        """From lists that are known to be sound and sorted."""
+        strategy = cls.__new__(cls)
+        PlacementStrategy.__init__(strategy, list(labels))
+        strategy.hardware_ranks_list = lists
+        return strategy
+
+    @accept_older_names(_OLDER)
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
+        """The placement of every process, in rank order.
+
+        Raises:
+            PlacementError: Where a rank is out of range, or a process would span nodes or types.
+        """
+        resources = self._resources(cluster)
+        last = max(ranks[-1] for ranks in self.hardware_ranks_list)
+        outside = resources.outside(range(last, last + 1))
+        if outside is not None:
+            raise PlacementError([outside])
+        return place(self._runs(resources), isolate_accelerator)
+
+    def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+        spans = iter(resources.spans)
+        span = next(spans)
+        end, base = span.end, span.first
+        run: list[tuple[int, ...]] = []
+        for rank, ranks in enumerate(self.hardware_ranks_list):
+            first = ranks[0]
+            if first >= end:
+                if run:
+                    yield span, tuple(run)
+                    run = []
+                while first >= end:
+                    span = next(spans)
+                    end = span.end
+                base = span.first
+            if len(ranks) == 1:
+                run.append((first - base,))
+            elif ranks[-1] < end:
+                run.append(tuple([r - base for r in ranks]))
+            else:
+                raise PlacementError([_spanning(resources, rank, ranks, span)])
+        if run:
+            yield span, tuple(run)
+
+
+class NodePlacementStrategy(PlacementStrategy):
+    """Puts processes on nodes, without giving them accelerators.
+
+    Args:
+        node_ranks: The node of each process; sorted before ranks are given.
+        node_group_label: Label or labels of the groups to count nodes in; ``None`` for all nodes.
+
+    Raises:
+        PlacementError: Where a rank is none, or there are no processes.
+    """
+
+    def __init__(self, node_ranks: Iterable[int], node_group_label: str | Sequence[str] | None = None) -> None:
+        super().__init__(node_group_label)
+        findings: list[Finding] = []
+        ranks = [_integer("a node rank", rank, 0, findings) for rank in _iterate(node_ranks, "node_ranks")]
+        if not ranks:
+            findings.append(Finding("P204", "node_ranks is empty: there is no process to place"))
+        if findings:
+            raise PlacementError(findings)
+        self.node_ranks: list[int] = sorted(ranks)
+
+    @accept_older_names(_OLDER)
+    def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
+        """The placement of every process, in rank order.
+
+        Raises:
+            PlacementError: Where a node rank is out of range.
+        """
+        resources = self._resources(cluster, as_nodes=True)
+        last = self.node_ranks[-1]
+        outside = resources.outside(range(last, last + 1))
+        if outside is not None:
+            raise PlacementError([outside])
+        runs = ((resources.spans[rank], sum(1 for _ in run)) for rank, run in groupby(self.node_ranks))
+        return place(((span, ((),) * count) for span, count in runs), isolate_accelerator)
+
+
+def _integer(name: str, value: Any, minimum: int, findings: list[Finding]) -> int:
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None
+    except TypeError:
+        number = None
+    if number is None or number < minimum:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:59] + "…"
+        findings.append(Finding("P201", f"{name} is a whole number from {minimum} up, not {shown}"))
+        return minimum
+    return number
+
+
+def _check_packed(start: int, end: int, per_process: int, stride: int) -> Iterator[Finding]:
+    total, block = end - start + 1, per_process * stride
+    if total < 1:
+        fix = Fix("the other way round", f"start_hardware_rank={end}, end_hardware_rank={start}")
+        message = f"the range {start}-{end} runs backwards"
+        yield Finding("P202", message, rule="start_hardware_rank <= end_hardware_rank", fixes=(fix,))
+    elif total // per_process > MAX_PROCESSES:
+        message = f"{total // per_process:,} processes: more than {MAX_PROCESSES:,} is a typing error"
+        yield Finding("P103", message)
+    elif total % block:
+        fits = [size for size in (total // block * block, (total // block + 1) * block) if size]
+        yield Finding(
+            "P202",
+            f"{total} resources ({start}-{end}) are no multiple of {block} "
+            f"({per_process} per process with stride {stride})",
+            rule="(end - start + 1) is a multiple of num_hardware_per_process * stride",
+            fixes=tuple(Fix("a range that fits", f"{start}-{start + size - 1}") for size in fits),
+        )
+
+
+def _rank_lists(lists: Any) -> list[tuple[int, ...]]:
+    """The caller's lists, checked, each sorted, as tuples: the caller's own are left alone."""
+    findings: list[Finding] = []
+    checked: list[tuple[int, ...]] = []
+    for index, ranks in enumerate(_iterate(lists, "hardware_ranks_list")):
+        if len(findings) >= 100:
+            break
+        before = len(findings)
+        name = f"process {index}"
+        values = tuple(ranks) if isinstance(ranks, (list, tuple, range)) else _iterate(ranks, name, findings)
+        if len(values) == 1 and type(values[0]) is int and values[0] >= 0:
+            checked.append(values)
+            continue
+        values = tuple(sorted(_integer(f"a rank of {name}", value, 0, findings) for value in values))
+        if len(findings) > before:
+            continue
+        if not values:
+            rule = "every process has at least one resource"
+            fixes = (Fix("for processes without any", "NodePlacementStrategy(node_ranks)"),)
+            findings.append(Finding("P204", f"{name} has no hardware ranks", rule=rule, fixes=fixes))
+        elif len(set(values)) != len(values):
+            findings.append(Finding("P204", f"{name} names a hardware rank twice: {list(values)[:20]}"))
+        else:
+            checked.append(values)
+    if not checked and not findings:
+        findings.append(Finding("P204", "hardware_ranks_list is empty: there is no process to place"))
+    if findings:
+        raise PlacementError(findings)
+    return checked
+
+
+def _iterate(values: Any, name: str, findings: list[Finding] | None = None) -> tuple[Any, ...]:
+    if not isinstance(values, (str, bytes, Mapping)):
+        try:
+            return tuple(values)
+        except TypeError:
+            pass
+    finding = Finding("P201", f"{name} is a list, not {values!r:.60}")
+    if findings is None:
+        raise PlacementError([finding])
+    findings.append(finding)
+    return ()
+
+
+def _labels(given: Any) -> tuple[str, ...]:
+    """Labels from ``None``, ``"a"``, ``"a,b"`` or ``["a", "b"]``."""
+    if given is None:
+        return ()
+    items = [given] if isinstance(given, (str, int)) and not isinstance(given, bool) else _iterate(given, "node_group")
+    labels = [part.strip() for item in items for part in str(item).split(",")]
+    if "" in labels or None in items or len(set(labels)) != len(labels):
+        message = f"node_group is a label or a list of different labels, not {given!r}"
+        raise PlacementError([Finding("P201", message)])
+    return tuple(labels)
+
+
+def _spanning(resources: Resources, rank: int, ranks: Sequence[int], span: Span) -> Finding:
+    """The complaint about a process whose resources are not on one node, or not of one type."""
+    other = resources.span_of(ranks[-1])
+    shown = ", ".join(str(r) for r in ranks[:12]) + (", …" if len(ranks) > 12 else "")
+    if other.node.rank == span.node.rank:
+        message = f"process {rank} mixes hardware: {shown} are {resources.noun(span, 2)} and {resources.noun(other, 2)}"
+        return Finding("P110", message, context=resources.context, rule="a process has one type of hardware")
+    message = (
+        f"process {rank} would span nodes: {resources.noun(span, 2)} {shown} are on node {span.node.rank} "
+        f"({span.ranks}) and node {other.node.rank} ({other.ranks})"
+    )
+    return Finding("P109", message, context=resources.context, rule="the resources of a process are on one node")
