@@ -1,0 +1,81 @@
+"""Roost decides where every worker of a reinforcement-learning job lives.
+
+The names below load their modules on first use: ``import roost`` loads neither Ray, torch nor
+OmegaConf, and costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "roost.config": ("Config", "load_config"),
+    "roost.errors": ("ConfigError", "Finding", "PlacementError", "RoostError", "TopologyError"),
+    "roost.hardware": ("AcceleratorType", "register_accelerator", "register_hardware"),
+    "roost.placement": (
+        "ComponentPlacement",
+        "FlexiblePlacementStrategy",
+        "HybridComponentPlacement",
+        "ModelParallelComponentPlacement",
+        "NodePlacementStrategy",
+        "PackedPlacementStrategy",
+        "Placement",
+        "PlacementMode",
+        "PlacementStrategy",
+    ),
+    "roost.placement.layouts": ("Layout", "resolve_layout"),
+    "roost.plan": ("ComponentPlan", "Plan", "Process", "WeightTransport"),
+    "roost.topology": ("Hardware", "Node", "NodeGroup", "Topology"),
+    "roost.topology.order": ("stable_order_key",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+if TYPE_CHECKING:
+    from roost.config import Config as Config
+    from roost.config import load_config as load_config
+    from roost.errors import ConfigError as ConfigError
+    from roost.errors import Finding as Finding
+    from roost.errors import PlacementError as PlacementError
+    from roost.errors import RoostError as RoostError
+    from roost.errors import TopologyError as TopologyError
+    from roost.hardware import AcceleratorType as AcceleratorType
+    from roost.hardware import register_accelerator as register_accelerator
+    from roost.hardware import register_hardware as register_hardware
+    from roost.placement import ComponentPlacement as ComponentPlacement
+    from roost.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from roost.placement import HybridComponentPlacement as HybridComponentPlacement
+    from roost.placement import ModelParallelComponentPlacement as ModelParallelComponentPlacement
+    from roost.placement import NodePlacementStrategy as NodePlacementStrategy
+    from roost.placement import PackedPlacementStrategy as PackedPlacementStrategy
+    from roost.placement import Placement as Placement
+    from roost.placement import PlacementMode as PlacementMode
+    from roost.placement import PlacementStrategy as PlacementStrategy
+    from roost.placement.layouts import Layout as Layout
+    from roost.placement.layouts import resolve_layout as resolve_layout
+    from roost.plan import ComponentPlan as ComponentPlan
+    from roost.plan import Plan as Plan
+    from roost.plan import Process as Process
+    from roost.plan import WeightTransport as WeightTransport
+    from roost.topology import Hardware as Hardware
+    from roost.topology import Node as Node
+    from roost.topology import NodeGroup as NodeGroup
+    from roost.topology import Topology as Topology
+    from roost.topology.order import stable_order_key as stable_order_key
+
+__all__ = ["__version__", *sorted(_ROOM_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module 'roost' has no attribute {name!r}")
+    value = getattr(importlib.import_module(room), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

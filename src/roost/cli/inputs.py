@@ -1,0 +1,78 @@
+"""What commands read: a job file, a cluster, modules with registrations."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from roost.config import Config, load_config
+from roost.errors import Finding, RoostError
+from roost.topology import Topology
+
+__all__ = ["Formatter", "UsageError", "add_inputs", "as_usage", "read_inputs"]
+
+_CLUSTER_HELP = """\
+the machines: a text such as 2x8 (nodes x GPUs), 8x8:H200, 8x8:A800+8x8:4090+2x0, or a cluster file"""
+
+
+class Formatter(RawDescriptionHelpFormatter):
+    """Help of a fixed width: asking the terminal costs a few milliseconds for every argument."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=100)
+
+
+class UsageError(RoostError):
+    """The command was not called rightly: exit code 2."""
+
+
+def add_inputs(parser: ArgumentParser) -> None:
+    """Adds the arguments that all planning commands share."""
+    parser.add_argument("--cluster", required=True, metavar="CLUSTER", help=_CLUSTER_HELP)
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this module first, such as one that registers hardware types; may be repeated",
+    )
+
+
+def read_inputs(args: Namespace) -> tuple[Config, Topology]:
+    """The job and the machines that a command was given."""
+    if args.modules and "" not in sys.path:
+        sys.path.insert(0, "")
+    for module in args.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError([Finding("U101", f"--import {module}: {error}")]) from error
+    with as_usage("C101"):
+        topology = _read_cluster(args.cluster)
+        config = load_config(args.job)
+    return config, topology
+
+
+def _read_cluster(text: str) -> Topology:
+    if os.path.exists(text) or text.endswith((".yaml", ".yml", ".json")):
+        return Topology.load(text)
+    with as_usage("T101"):
+        return Topology.parse(text)
+
+
+@contextmanager
+def as_usage(*codes: str) -> Iterator[None]:
+    """Turns errors that consist of these codes alone into wrong usage."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except RoostError as error:
+        if set(error.codes) <= set(codes):
+            raise UsageError(error.findings) from error
+        raise

@@ -1,0 +1,209 @@
+"""What can be resolved but should not be launched, and what is worth knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from roost.errors import Finding, Fix
+from roost.plan.transport import WeightTransport
+from roost.ranks import format_ranks
+
+if TYPE_CHECKING:
+    from roost.plan.plan import ComponentPlan, Plan
+
+__all__ = ["check_plan"]
+
+_SLACK = 1e-6
+
+
+def check_plan(plan: Plan) -> list[Finding]:
+    """All findings, problems first."""
+    findings = [*_check_accelerators(plan), *_check_cpus(plan), *plan.notes, *_check_components(plan)]
+    return sorted(findings, key=lambda finding: (not finding.is_problem, finding.code))
+
+
+def _check_accelerators(plan: Plan) -> Iterator[Finding]:
+    where = plan.occupancy.where()
+    idle = where.pop(0, [])
+    if idle:
+        total = plan.topology.num_accelerators
+        yield _note("N101", f"{len(idle):,} of {total:,} GPUs are idle: {_places(idle)}")
+    undeclared: dict[str, int] = {}
+    for crowd in sorted(where):
+        members = {plan.components[i]: n for i, n in plan.occupancy.members(crowd).items()}
+        yield from _check_shares(plan, members, where[crowd])
+        yield from _check_memory(plan, members, where[crowd])
+        if sum(members.values()) > 1:
+            for component in members:
+                if component.gpu_share is None:
+                    undeclared[component.name] = undeclared.get(component.name, 0) + len(where[crowd])
+    unknown = [
+        at for places in where.values() for at in places if plan.topology.nodes[at[0]].accelerator_memory_gib is None
+    ]
+    if unknown and any(component.memory_gib is not None for component in plan.components):
+        message = f"{_places(sorted(unknown))}: memory_gib cannot be checked: the cards' memory is not known"
+        yield _note("N107", message, (Fix("say it in a cluster file", "accelerators: {count: 8, memory_gib: 80}"),))
+    if undeclared:
+        names = ", ".join(undeclared)
+        most = max(undeclared.values())
+        yield _note(
+            "N103",
+            f"{names}: shared GPUs (up to {most:,}), and no gpu_share is declared: nothing is added up for them",
+            (Fix("for example", "gpu_share: 0.8"),),
+        )
+
+
+def _check_shares(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[int, int]]) -> Iterator[Finding]:
+    shares = [(c.name, c.gpu_share, n) for c, n in members.items() if c.gpu_share is not None]
+    total = sum(share * n for _, share, n in shares)
+    if total > 1 + _SLACK:
+        worst = max((c for c in members if c.gpu_share is not None), key=lambda c: (c.gpu_share or 0.0, c.name))
+        even = int(100 / sum(n for _, _, n in shares)) / 100
+        yield Finding(
+            "K101",
+            f"{_places(at)}: shares add up to {total:g}: {_sum_text(shares)}",
+            worst.place,
+            context=(f"cluster: {plan.topology.describe()}",),
+            rule="the shares of one GPU add up to 1 at most",
+            fixes=(Fix("equal parts", f"gpu_share: {even:g}"),) if even else (),
+        )
+
+
+def _check_memory(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[int, int]]) -> Iterator[Finding]:
+    needs = [(c.name, c.memory_gib, n) for c, n in members.items() if c.memory_gib is not None]
+    total = sum(need * n for _, need, n in needs)
+    if not needs:
+        return
+    by_card: dict[float | None, list[tuple[int, int]]] = {}
+    for place in at:
+        by_card.setdefault(plan.topology.nodes[place[0]].accelerator_memory_gib, []).append(place)
+    for card, places in by_card.items():
+        if card is not None and total > card + _SLACK:
+            largest = max((c for c in members if c.memory_gib is not None), key=lambda c: (c.memory_gib or 0.0, c.name))
+            yield Finding(
+                "K102",
+                f"{_places(places)}: {total:g} GiB on a card of {card:g} GiB: {_sum_text(needs)}",
+                largest.place,
+                context=(f"cluster: {plan.topology.describe()}",),
+                rule="memory_gib of all processes on a GPU fits its memory",
+                fixes=(Fix("more GPUs for it, a smaller share, or offload between phases"),),
+            )
+
+
+def _check_cpus(plan: Plan) -> Iterator[Finding]:
+    wanted: dict[int, dict[int, int]] = {}
+    for index, component in enumerate(plan.components):
+        if component.cpus is None:
+            continue
+        for placement in component.placements:
+            on_node = wanted.setdefault(placement.cluster_node_rank, {})
+            on_node[index] = on_node.get(index, 0) + 1
+    short: dict[tuple[float, tuple[tuple[int, int], ...]], list[int]] = {}
+    for rank, counts in sorted(wanted.items()):
+        there = plan.topology.nodes[rank].cpus
+        if there is not None:
+            short.setdefault((there, tuple(sorted(counts.items()))), []).append(rank)
+    for (there, company), ranks in short.items():
+        parts = [(plan.components[i].name, plan.components[i].cpus or 0.0, n) for i, n in company]
+        total = sum(cpus * n for _, cpus, n in parts)
+        if total <= there + _SLACK:
+            continue
+        yield Finding(
+            "K103",
+            f"{_nodes(ranks)}: {total:g} CPUs are wanted and {there:g} are there: {_sum_text(parts)}",
+            rule="cpus of all processes on a node fit its CPUs",
+            fixes=(Fix("fewer CPUs per process, or fewer processes"),),
+        )
+
+
+def _check_components(plan: Plan) -> Iterator[Finding]:
+    for component in plan.components:
+        yield from _check_tensor_parallel(component)
+        yield from _check_models(plan, component)
+        yield from _check_transports(component)
+        if component.role in ("actor", "critic"):
+            yield from _check_double_ranks(plan, component)
+
+
+def _check_tensor_parallel(component: ComponentPlan) -> Iterator[Finding]:
+    tp = component.tensor_parallel
+    if tp < 2 or not component.placements or component.placements[0].local_accelerator_rank < 0:
+        return
+    per_process = len(component.placements[0].local_hardware_ranks)
+    if per_process >= tp:
+        return
+    if component.role == "rollout":
+        yield _note(
+            "N109",
+            f"{component.name}: tensor_parallel_size is {tp}, but a process has {per_process} GPU",
+            (Fix("let the sizes decide", "placement_mode: collocated"), Fix("or spell it out", "rollout: 0-7:0-3")),
+        )
+        return
+    size = tp // per_process
+    nodes = [placement.cluster_node_rank for placement in component.placements]
+    crossing = [i for i in range(0, len(nodes) - size + 1, size) if nodes[i] != nodes[i + size - 1]]
+    if crossing:
+        first = crossing[0]
+        yield _note(
+            "N105",
+            f"{component.name}: {len(crossing):,} tensor-parallel groups cross nodes, the first is ranks "
+            f"{first}-{first + size - 1}: their traffic leaves NVLink",
+        )
+
+
+def _check_models(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+    nodes = plan.topology.nodes
+    ranks = {p.cluster_node_rank for p in component.placements if p.local_accelerator_rank >= 0}
+    models = sorted({(nodes[rank].accelerator_type.name, nodes[rank].accelerator_model) for rank in ranks})
+    if len(models) > 1:
+        names = ", ".join(model or vendor for vendor, model in models)
+        yield _note("N106", f"{component.name}: its GPUs are of different kinds: {names}")
+
+
+def _check_transports(component: ComponentPlan) -> Iterator[Finding]:
+    kinds = sorted({transport.value for transport in component.transports})
+    if len(kinds) > 1:
+        counts = ", ".join(f"{sum(t.value == kind for t in component.transports):,} by {kind}" for kind in kinds)
+        yield _note("N104", f"{component.name}: weights reach its processes in different ways: {counts}")
+    if WeightTransport.FILE in component.transports:
+        yield _note("N110", f"{component.name}: other accelerators than the trainer's: weights go through files")
+
+
+def _check_double_ranks(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+    index = plan.components.index(component)
+    double = [
+        at
+        for crowd, places in plan.occupancy.where().items()
+        if plan.occupancy.members(crowd).get(index, 0) > 1
+        for at in places
+    ]
+    if double:
+        message = f"{component.name}: several of its ranks are on one GPU ({_places(double)}): NCCL refuses that"
+        yield _note("N111", message, (Fix("one process per GPU", f"{component.name}: 0-7"),))
+
+
+def _note(code: str, message: str, fixes: tuple[Fix, ...] = ()) -> Finding:
+    return Finding(code, message, fixes=fixes, severity="note")
+
+
+def _sum_text(parts: Iterable[tuple[str, float | None, int]]) -> str:
+    return " + ".join(f"{name} {n} x {value:g}" if n > 1 else f"{name} {value:g}" for name, value, n in parts)
+
+
+def _nodes(ranks: list[int]) -> str:
+    return f"node {ranks[0]}" if len(ranks) == 1 else f"nodes {format_ranks(ranks)}"
+
+
+def _places(at: list[tuple[int, int]]) -> str:
+    """``nodes 0-3 GPU 4-7``: nodes with the same local ranks are said together."""
+    by_node: dict[int, list[int]] = {}
+    for node, local in at:
+        by_node.setdefault(node, []).append(local)
+    by_locals: dict[str, list[int]] = {}
+    for node, local_ranks in by_node.items():
+        by_locals.setdefault(format_ranks(local_ranks), []).append(node)
+    parts = [f"{_nodes(nodes)} GPU {text}" for text, nodes in by_locals.items()]
+    more = f"; … {len(parts) - 4} more" if len(parts) > 4 else ""
+    shown = "; ".join(parts[:4])
+    return (shown if len(shown) <= 160 else shown[:159] + "…") + more

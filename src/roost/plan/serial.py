@@ -1,0 +1,140 @@
+"""Plans as JSON: one line per process, byte-identical for equal plans."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from roost.errors import ConfigError, Finding, RoostError
+from roost.hardware import AcceleratorType
+from roost.placement import Placement, PlacementMode
+from roost.placement.placement import make_placement
+from roost.plan.plan import ComponentPlan, Plan
+from roost.plan.transport import WeightTransport
+from roost.topology import Topology
+
+__all__ = ["plan_from_json", "plan_to_json"]
+
+FORMAT = "roost.plan/1"
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The JSON text of a plan."""
+    parts = [f'{{"format": "{FORMAT}",\n "mode": "{plan.mode.value}",\n "topology": ']
+    parts.append(_dump(plan.topology.to_dict()))
+    notes = [{"code": note.code, "message": note.message} for note in plan.notes]
+    parts.append(f',\n "notes": {_dump(notes)},\n "components": [')
+    for index, component in enumerate(plan.components):
+        parts.append(",\n  " if index else "\n  ")
+        head = {
+            "name": component.name,
+            "role": component.role,
+            "rule": component.rule,
+            "node_groups": list(component.node_groups),
+            "gpu_share": component.gpu_share,
+            "cpus": component.cpus,
+            "memory_gib": component.memory_gib,
+            "tensor_parallel": component.tensor_parallel,
+        }
+        parts.append(f'{_dump(head)[:-1]}, "processes": [\n   ')
+        parts.append(",\n   ".join(_rows(component)))
+        parts.append("]}")
+    parts.append("]}\n")
+    return "".join(parts)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rows(component: ComponentPlan) -> list[str]:
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    transports = component.transports or (None,) * len(component.placements)
+    return [
+        encode(
+            {
+                "rank": p.rank,
+                "cluster_node_rank": p.cluster_node_rank,
+                "placement_node_rank": p.placement_node_rank,
+                "local_accelerator_rank": p.local_accelerator_rank,
+                "accelerator_type": p.accelerator_type.name,
+                "local_rank": p.local_rank,
+                "local_world_size": p.local_world_size,
+                "visible_accelerators": p.visible_accelerators,
+                "isolate_accelerator": p.isolate_accelerator,
+                "local_hardware_ranks": p.local_hardware_ranks,
+                "node_group_label": p.node_group_label,
+                **({"transport": transport.value} if transport is not None else {}),
+            }
+        )
+        for p, transport in zip(component.placements, transports, strict=True)
+    ]
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan of a JSON text.
+
+    Raises:
+        ConfigError: Where the text is not a plan.
+    """
+    try:
+        plain = json.loads(text)
+        found = plain.get("format")
+        if found != FORMAT:
+            raise ValueError(f"its format is {found!r}, and {FORMAT!r} is read")
+        topology = Topology.from_dict(plain["topology"])
+        notes = tuple(Finding(note["code"], note["message"], severity="note") for note in plain["notes"])
+        components = tuple(_component(entry, topology) for entry in plain["components"])
+        return Plan(topology, components, PlacementMode(plain["mode"]), notes)
+    except RoostError:
+        raise
+    except KeyError as error:
+        raise ConfigError([Finding("C401", f"not a plan: {error} is missing or unknown")]) from None
+    except (ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ConfigError([Finding("C401", f"not a plan: {error}")]) from None
+
+
+def _component(entry: dict[str, Any], topology: Topology) -> ComponentPlan:
+    rows = entry["processes"]
+    for row in rows:
+        node = topology.nodes[row["cluster_node_rank"]]
+        if row["local_accelerator_rank"] >= 0:
+            for local in row["local_hardware_ranks"]:
+                node.accelerator_ids[local]
+    placements = tuple(_placement(row) for row in rows)
+    if [placement.rank for placement in placements] != list(range(len(placements))):
+        raise ValueError(f"the ranks of {entry['name']!r} do not count from 0")
+    transports = tuple(WeightTransport(row["transport"]) for row in rows if "transport" in row)
+    if transports and len(transports) != len(placements):
+        raise ValueError(f"some processes of {entry['name']!r} have a transport, and some have none")
+    return ComponentPlan(
+        entry["name"],
+        entry["role"],
+        placements,
+        entry["rule"],
+        tuple(entry["node_groups"]),
+        entry["gpu_share"],
+        entry["cpus"],
+        entry["memory_gib"],
+        entry["tensor_parallel"],
+        transports,
+    )
+
+
+def _placement(row: dict[str, Any]) -> Placement:
+    kind = AcceleratorType.get(row["accelerator_type"])
+    if kind is None:
+        raise ValueError(f"there is no accelerator vendor {row['accelerator_type']!r}")
+    return make_placement(
+        row["rank"],
+        row["cluster_node_rank"],
+        row["placement_node_rank"],
+        row["local_accelerator_rank"],
+        kind,
+        row["local_rank"],
+        row["local_world_size"],
+        tuple(row["visible_accelerators"]),
+        row["isolate_accelerator"],
+        tuple(row["local_hardware_ranks"]),
+        row["node_group_label"],
+    )

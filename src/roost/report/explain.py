@@ -1,0 +1,104 @@
+"""One process explained: where it goes, by which rule, with which environment."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from roost.errors import Finding
+from roost.placement.language import Segment, parse_placement
+from roost.placement.resources import ACCELERATOR, Resources
+from roost.plan import Plan, Process
+from roost.ranks import format_ranks
+from roost.report.columns import align
+from roost.source import Tree
+
+__all__ = ["explain_process"]
+
+_WAYS = {
+    "ipc": "in place, by CUDA IPC: the trainer is on the same GPUs",
+    "shared_memory": "through shared memory: the trainer is on the same node",
+    "broadcast": "by collective broadcast: the trainer is on other GPUs",
+    "file": "through files: the trainer's accelerators are of another vendor",
+}
+
+
+def explain_process(plan: Plan, process: Process) -> Text:
+    """Everything ``roost explain`` shows of a process."""
+    title = Text.assemble((str(process), "bold"), f" goes to {_where(plan, process)}\n")
+    facts = align([[Text(f"  {name}", style="dim"), text] for name, text in _facts(plan, process)], gap=2, header=False)
+    environment = "".join(f"\n    {key}={value}" for key, value in process.environment.items())
+    return title.append_text(facts).append("\n  environment", style="dim").append(environment)
+
+
+def _where(plan: Plan, process: Process) -> str:
+    placement = process.placement
+    node = plan.topology.nodes[placement.cluster_node_rank]
+    text = f"node {node.rank}"
+    details = ", ".join(word for word in (node.name, node.address) if word)
+    text += f" ({details})" if details else ""
+    own = placement.accelerators
+    if own:
+        text += f", {placement.accelerator_type.noun}{'s' if len(own) > 1 else ''} {format_ranks(own)}"
+    elif placement.local_hardware_ranks:
+        kind = plan.topology.group(placement.node_group_label).hardware_type
+        text += f", {kind} {format_ranks(placement.local_hardware_ranks)}"
+    return text
+
+
+def _facts(plan: Plan, process: Process) -> list[tuple[str, str]]:
+    component, placement = process.component, process.placement
+    facts = [("rule", f"{component.name}: {component.rule}")]
+    facts += [("", line) for line in _reasons(plan, process)]
+    rank, size = placement.local_rank, placement.local_world_size
+    facts.append(
+        ("on the node", f"local rank {rank} of {size}, node rank {placement.placement_node_rank} of the component")
+    )
+    neighbours = sorted(
+        {
+            f"{name}[{other}]"
+            for local in placement.accelerators
+            for name, other in plan.on_accelerator(placement.cluster_node_rank, local)
+            if (name, other) != (component.name, placement.rank)
+        }
+    )
+    if neighbours:
+        more = f", … {len(neighbours) - 12} more" if len(neighbours) > 12 else ""
+        facts.append(("shares with", ", ".join(neighbours[:12]) + more))
+    if component.gpu_share is not None:
+        facts.append(("share", f"{component.gpu_share:g} of each of its GPUs"))
+    if process.transport is not None:
+        facts.append(("weights", _WAYS[process.transport.value]))
+    if process.interpreter:
+        facts.append(("interpreter", process.interpreter))
+    return facts
+
+
+def _reasons(plan: Plan, process: Process) -> list[str]:
+    """Why it is there: the segment that names it, and what its ranks count."""
+    component, placement = process.component, process.placement
+    resources = Resources(plan.topology, component.node_groups)
+    findings: list[Finding] = []
+    segments = parse_placement(Tree(component.rule), component.name, resources, findings)
+    counted = " + ".join(component.node_groups) or "the whole cluster"
+    lines = [f"ranks count the {resources.noun(count=2)} of {counted}: {resources.counted(resources.total)}"]
+    if findings or not segments or segments[-1].processes[-1] + 1 != component.world_size:
+        per_process = len(placement.local_hardware_ranks)
+        return [*lines, f"{plan.mode.value}: the parallel sizes make {component.world_size} processes of {per_process}"]
+    segment = next(s for s in segments if placement.rank in s.processes)
+    return [*lines, _segment_reason(segment, resources, placement.rank)]
+
+
+def _segment_reason(segment: Segment, resources: Resources, rank: int) -> str:
+    first = resources.span_of(segment.resources[0])
+    noun = resources.noun(first, 2)
+    text = f"{format_ranks(segment.resources)}:{format_ranks(segment.processes)} puts "
+    text += f"{len(segment.processes)} processes on {len(segment.resources)} {noun}"
+    ratio = len(segment.resources) / len(segment.processes)
+    if ratio > 1:
+        text += f", {ratio:g} each"
+    elif ratio < 1:
+        text += f", about {1 / ratio:g} on each" if (1 / ratio) % 1 else f", {1 / ratio:g} on each"
+    share = next(
+        s for i, s in zip(segment.processes, segment.shares(first.kind not in (ACCELERATOR,)), strict=True) if i == rank
+    )
+    return f"{text}; process {rank} gets {resources.noun(first)} rank {format_ranks(share)}"

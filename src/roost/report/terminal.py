@@ -1,0 +1,183 @@
+"""The map and the tables of a plan, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from roost.plan import ComponentPlan, Plan
+from roost.report.columns import align
+from roost.report.letters import COLOURS, component_letters
+from roost.report.rows import NodeRow, ProcessRow, fold, node_rows, process_rows
+
+__all__ = ["draw_plan", "summary"]
+
+_GRID_COLUMNS = 16
+_IDLE = "·"
+
+
+def summary(plan: Plan) -> str:
+    """One line: mode, machines, how much of them is used, how many processes."""
+    total = plan.topology.num_accelerators
+    used = total - len(plan.idle_accelerators)
+    processes = sum(component.world_size for component in plan.components)
+    gpus = f"{used:,} of {total:,} GPUs used" if total else "no GPUs"
+    return f"{plan.mode.value}: {plan.topology.describe()}, {gpus}, {processes:,} processes"
+
+
+def draw_plan(plan: Plan) -> Text:
+    """Everything ``roost plan`` shows of a plan, without its findings."""
+    painter = _Painter(plan)
+    parts = [Text(summary(plan), style="bold"), painter.map(), painter.legend()]
+    parts += [painter.table(component) for component in plan.components]
+    return Text("\n\n").join(parts)
+
+
+class _Columns:
+    """Which columns a map needs."""
+
+    def __init__(self, rows: Sequence[NodeRow]) -> None:
+        self.widest = max(len(row.crowds) for row in rows)
+        self.is_grid = self.widest <= _GRID_COLUMNS
+        self.names = any(row.name for row in rows)
+        self.kinds = any(row.kind for row in rows)
+        self.on_nodes = any(row.on_node for row in rows)
+
+    def header(self) -> list[Text]:
+        cells = ["node"]
+        cells += ["name"] * self.names + ["GPU"] * self.kinds
+        cells += [str(i) for i in range(self.widest)] if self.is_grid else ["accelerators"]
+        cells.append("on the node" if self.on_nodes else "")
+        return [Text(cell) for cell in cells]
+
+
+class _Painter:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.letters = component_letters([component.name for component in plan.components])
+        self.colours = {
+            component.name: COLOURS[index % len(COLOURS)] for index, component in enumerate(plan.components)
+        }
+
+    # The map -------------------------------------------------------------------------------
+
+    def map(self) -> Text:
+        rows = node_rows(self.plan)
+        columns = _Columns(rows)
+        lines = [columns.header()]
+        head, middle, tail = fold(rows, 20, 3)
+        lines += [self._map_row(row, columns) for row in head]
+        if middle:
+            left_out = sum(len(row.ranks) for row in middle)
+            lines.append([Text(f"… {left_out:,} more nodes", style="dim")])
+            lines += [self._map_row(row, columns) for row in tail]
+        return align(lines, rule=True)
+
+    def _map_row(self, row: NodeRow, columns: _Columns) -> list[Text]:
+        many = len(row.ranks) > 1
+        cells = [Text(f"{row.ranks[0]}-{row.ranks[-1]}" if many else f"{row.ranks[0]}")]
+        if columns.names:
+            cells.append(Text(f"{row.name} …" if many and row.name else row.name))
+        if columns.kinds:
+            cells.append(Text(row.kind))
+        if columns.is_grid:
+            cells += [self._crowd(crowd) for crowd in row.crowds]
+            cells += [Text()] * (columns.widest - len(row.crowds))
+        elif columns.widest:
+            cells.append(self._runs(row.crowds))
+        cells.append(self._on_node(row.on_node))
+        return cells
+
+    def _crowd(self, crowd: int) -> Text:
+        if not crowd:
+            return Text(_IDLE, style="dim")
+        text = Text()
+        for index, count in self.plan.occupancy.members(crowd).items():
+            text.append(self._letter(self.plan.components[index]))
+            if count > 1:
+                text.append(str(count))
+        return text
+
+    def _runs(self, crowds: tuple[int, ...]) -> Text:
+        """``0-31 A  32-63 R``: a node with more accelerators than a terminal has columns."""
+        text = Text()
+        first = 0
+        for index in range(1, len(crowds) + 1):
+            if index < len(crowds) and crowds[index] == crowds[first]:
+                continue
+            text.append(f"{first}-{index - 1} " if index - first > 1 else f"{first} ", style="dim")
+            text.append_text(self._crowd(crowds[first])).append("  ")
+            first = index
+        text.rstrip()
+        return text
+
+    def _on_node(self, counts: Sequence[tuple[int, int]]) -> Text:
+        text = Text()
+        for index, count in counts:
+            text.append_text(self._letter(self.plan.components[index]))
+            text.append(f" x{count}  " if count > 1 else "  ")
+        text.rstrip()
+        return text
+
+    def _letter(self, component: ComponentPlan) -> Text:
+        return Text(self.letters[component.name], style=f"bold {self.colours[component.name]}")
+
+    def legend(self) -> Text:
+        text = Text()
+        for component in self.plan.components:
+            text.append_text(self._letter(component)).append(f" {component.name}   ")
+        if self.plan.idle_accelerators:
+            text.append(_IDLE, style="dim").append(" idle")
+        text.rstrip()
+        return text
+
+    # The tables ----------------------------------------------------------------------------
+
+    def table(self, component: ComponentPlan) -> Text:
+        title = self._letter(component)
+        title.append(f" {component.name}", style="bold")
+        for fact in self._facts(component):
+            title.append(f", {fact}")
+        lines: list[list[Text | str]] = [["  rank", "node", self._resource_heading(component), "local rank"]]
+        if component.gpu_share is not None:
+            lines[0].append("share")
+        if component.transports:
+            lines[0].append("weights by")
+        head, middle, tail = fold(process_rows(component), 16, 2)
+        lines += [self._process_row(component, row) for row in head]
+        if middle:
+            left_out = sum(row.processes for row in middle)
+            lines.append([Text(f"  … {left_out:,} more processes", style="dim")])
+            lines += [self._process_row(component, row) for row in tail]
+        return title.append("\n").append_text(align(lines))
+
+    @staticmethod
+    def _process_row(component: ComponentPlan, row: ProcessRow) -> list[Text | str]:
+        cells: list[Text | str] = [f"  {row.ranks}", row.nodes, row.resources, row.local_ranks]
+        if component.gpu_share is not None:
+            cells.append(f"{component.gpu_share:g}")
+        if component.transports:
+            cells.append(row.transport)
+        return cells
+
+    @staticmethod
+    def _resource_heading(component: ComponentPlan) -> str:
+        first = component.placements[0]
+        if first.local_accelerator_rank >= 0:
+            return first.accelerator_type.noun
+        return "hardware" if first.local_hardware_ranks else "GPU"
+
+    @staticmethod
+    def _facts(component: ComponentPlan) -> list[str]:
+        count = component.world_size
+        facts = [f"{count:,} process{'es' if count > 1 else ''}"]
+        if component.role != component.name:
+            facts.append(f"role {component.role}")
+        if component.node_groups:
+            facts.append("in " + " + ".join(component.node_groups))
+        if component.cpus is not None:
+            facts.append(f"{component.cpus:g} CPUs each")
+        if component.memory_gib is not None:
+            facts.append(f"{component.memory_gib:g} GiB each")
+        return facts
