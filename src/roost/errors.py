@@ -5,7 +5,13 @@ The tree::
     RoostError
      ├── ConfigError      (also ValueError)                  a job file, or a value in it
      ├── TopologyError    (also ValueError)                  a description of machines
-     └── PlacementError   (also ValueError, AssertionError)  a placement that cannot be
+     ├── PlacementError   (also ValueError, AssertionError)  a placement that cannot be
+     ├── ClusterError     (also RuntimeError)                a cluster that cannot be had
+     │    ├── ReservationError                               accelerators that cannot be had
+     │    └── LaunchError                                    workers that did not start
+     │         └── AttestationError                          workers that got something else
+     └── WorkerError      (also RuntimeError)                an exception in a worker
+          └── WorkerDiedError                                a worker or its node is gone
 
 An error carries every problem of its input as a :class:`Finding`: what is wrong, where it
 stands, which rule it breaks, and what to write instead. ``str(error)`` shows all of them.
@@ -18,16 +24,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "AttestationError",
+    "ClusterError",
     "ConfigError",
     "Finding",
     "Fix",
+    "LaunchError",
     "Mark",
     "Place",
     "PlacementError",
+    "ReservationError",
     "RoostError",
     "TopologyError",
+    "WorkerDiedError",
+    "WorkerError",
+    "counted",
     "did_you_mean",
     "raise_problems",
+    "shown",
 ]
 
 MAX_SHOWN = 20
@@ -135,25 +149,26 @@ def _render_source(place: Place, marks: Sequence[Mark], gutter: str) -> list[str
     """The source line with its marks under it; a long line is cut around the first mark."""
     marks = marks or (Mark(place.column, 1),)
     primary = next((mark for mark in marks if mark.primary), marks[0])
-    source = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in place.source)
+    source = place.source
     start = 0
     if len(source) > MAX_WIDTH:
         start = max(0, min(mark.column for mark in marks) - 1 - MAX_WIDTH // 3)
         if primary.column - start > MAX_WIDTH:
             start = max(0, primary.column - 1 - MAX_WIDTH // 3)
-    shown = source[start : start + MAX_WIDTH]
+    part = source[start : start + MAX_WIDTH]
+    line = "".join(c if c.isprintable() else "→" if c == "\t" else "�" for c in part)
     if start:
-        shown = "…" + shown[1:]
+        line = "…" + line[1:]
     if start + MAX_WIDTH < len(source):
-        shown += "…"
+        line += "…"
     number = str(place.line) if place.line else ""
-    lines = [f"{gutter} |", f"{number.rjust(len(gutter))} | {shown}"]
+    lines = [f"{gutter} |", f"{number.rjust(len(gutter))} | {line}"]
 
-    inside = [mark for mark in marks if 0 <= mark.column - 1 - start <= len(shown)]
-    row = [" "] * (len(shown) + 1)
+    inside = [mark for mark in marks if 0 <= mark.column - 1 - start <= len(line)]
+    row = [" "] * (len(line) + 1)
     for mark in sorted(inside, key=lambda mark: mark.primary):
         begin = mark.column - 1 - start
-        end = min(begin + max(1, mark.length), len(shown) + 1)
+        end = min(begin + max(1, mark.length), len(line) + 1)
         row[begin:end] = ("^" if mark.primary else "~") * (end - begin)
     carets = "".join(row).rstrip()
     labelled = [mark for mark in inside if mark.text]
@@ -208,6 +223,59 @@ class PlacementError(RoostError, ValueError, AssertionError):
     """
 
 
+class ClusterError(RoostError, RuntimeError):
+    """A cluster cannot be had, or is not what was asked for."""
+
+
+class ReservationError(ClusterError):
+    """Accelerators, CPUs or anything else cannot be reserved."""
+
+
+class LaunchError(ClusterError):
+    """Workers did not start; nothing of their group is left running."""
+
+
+class AttestationError(LaunchError):
+    """Workers started, and found something else than their plan says."""
+
+
+class WorkerError(RoostError, RuntimeError):
+    """An exception in a worker.
+
+    Attributes:
+        group: Name of its group.
+        rank: Its rank.
+        node_rank: Its node.
+        remote_traceback: The traceback, as the worker saw it.
+    """
+
+    def __init__(
+        self,
+        findings: Iterable[Finding] | str,
+        group: str = "",
+        rank: int = -1,
+        node_rank: int = -1,
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(findings)
+        self.group = group
+        self.rank = rank
+        self.node_rank = node_rank
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        trace = f"\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else ""
+        return super().__str__() + trace
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = (self.findings, self.group, self.rank, self.node_rank, self.remote_traceback)
+        return (type(self), fields)
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process, or the node it was on, is gone."""
+
+
 def raise_problems(findings: Iterable[Finding]) -> None:
     """Raises one error that carries all problems among the findings; none: returns.
 
@@ -223,6 +291,21 @@ def raise_problems(findings: Iterable[Finding]) -> None:
     if letters == {"T"}:
         raise TopologyError(problems)
     raise ConfigError(problems)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 process``, ``4 processes``, ``12,000 GPUs``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def shown(value: object, width: int = 60) -> str:
+    """A value for a message: short, and whatever it is (an int may be too long to print)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be printed"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

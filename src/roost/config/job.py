@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roost.errors import Finding, Fix, Mark, raise_problems
@@ -26,7 +27,8 @@ class Component:
 
     Attributes:
         name: Its name.
-        placement: The placement text, with its place.
+        placement: The placement text, with its place; null where it is missing.
+        entry: Everything that is said of it, by key.
         labels: The node groups to count resources in; empty for the whole cluster.
         role: What it does in the job; its name unless said otherwise.
         gpu_share: Fraction of each of its accelerators that a process takes; ``None``: not said.
@@ -36,6 +38,7 @@ class Component:
 
     name: str
     placement: Tree
+    entry: Mapping[str, Tree]
     labels: tuple[str, ...] = ()
     label_tree: Tree | None = None
     role: str = ""
@@ -62,9 +65,13 @@ class Job:
     num_nodes: int | None = None
     placement_mode: str = ""
 
-    def size(self, path: str, findings: list[Finding], default: int = 1) -> int:
-        """A size from elsewhere in the job, such as ``rollout.tensor_parallel_size``."""
-        parent, _, key = path.rpartition(".")
+    def size(self, component: Component, path: str, findings: list[Finding], default: int = 1) -> int:
+        """A size from a component's own section, such as ``rollout.tensor_parallel_size``.
+
+        The section has the component's name, or that of its role.
+        """
+        section = component.name if self.tree.get(component.name) is not None else component.role
+        parent, _, key = f"{section}.{path}".rpartition(".")
         tree = self.tree.find(parent)
         if tree is None or not tree.is_mapping:
             return default
@@ -173,13 +180,7 @@ def _read_components(placements: Tree, findings: list[Finding]) -> list[Componen
         names = _names(key, key_tree, seen, findings)
         component = _read_component(tree, names, findings)
         if component is not None:
-            components.extend(
-                Component(
-                    name, component.placement, component.labels, component.label_tree,
-                    component.role or name, component.gpu_share, component.cpus, component.memory_gib,
-                )
-                for name in names
-            )  # fmt: skip
+            components.extend(replace(component, name=name, role=component.role or name) for name in names)
     return components
 
 
@@ -199,7 +200,7 @@ def _names(key: str, key_tree: Tree, seen: dict[str, Tree], findings: list[Findi
                     f"{name[:40]!r} is not a name for a component" if name else "a component name is missing here",
                     key_tree.place(start),
                     (mark,),
-                    rule="letters, digits, '_', '-' and '.', beginning with a letter",
+                    rule="letters, digits, '_', '-' and '.', beginning with a letter or '_'",
                 )
             )
         elif name in seen:
@@ -216,14 +217,16 @@ def _names(key: str, key_tree: Tree, seen: dict[str, Tree], findings: list[Findi
 
 def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Component | None:
     if tree.is_scalar:
-        return Component("", tree)
+        return Component("", tree, {"placement": tree})
     what = f"the placement of {', '.join(names) or 'a component'}"
     if tree.is_list:
         findings.append(_list_finding(tree, what))
         return None
     fields = Fields(tree, findings, what)
     fields.only(COMPONENT_KEYS)
-    placement = fields.require("placement", "placement: 0-7")
+    placement = tree.get("placement")
+    if placement is None:
+        fields.require("placement", "placement: 0-7")
     label_tree = tree.get("node_group")
     labels = _labels(fields, label_tree)
     share = fields.number("gpu_share", maximum=1.0)
@@ -232,9 +235,9 @@ def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Co
     if placement is not None and not placement.is_scalar:
         findings.append(_list_finding(placement, what))
         return None
-    if placement is None or labels is None:
+    if labels is None:
         return None
-    return Component("", placement, labels, label_tree, role, share, cpus, memory_gib)
+    return Component("", placement or Tree(None), tree.value, labels, label_tree, role, share, cpus, memory_gib)
 
 
 def _list_finding(tree: Tree, what: str) -> Finding:

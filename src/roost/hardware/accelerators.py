@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["AcceleratorType", "register_accelerator"]
+__all__ = ["AcceleratorType", "Device", "register_accelerator"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, as the vendor's driver library knows it.
+
+    Attributes:
+        id: Its number on the node, as the driver counts.
+        uuid: Its id in the world; empty where the vendor does not tell.
+        model: Its model.
+        memory_gib: Its memory.
+    """
+
+    id: str
+    uuid: str = ""
+    model: str = ""
+    memory_gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,8 @@ class AcceleratorType:
         ray_resource: The name under which Ray counts them.
         environment: Further variables that every worker on such accelerators gets.
         noun: What people call one of them.
+        detect: Finds them on this node through the driver library; loads it only when called.
+        visible_uuids: What this process really sees, by uuid; ``None`` where that cannot be told.
     """
 
     name: str
@@ -31,6 +50,8 @@ class AcceleratorType:
     ray_resource: str = "GPU"
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     noun: str = "GPU"
+    detect: Callable[[], list[Device]] | None = field(default=None, compare=False, repr=False)
+    visible_uuids: Callable[[], list[str] | None] | None = field(default=None, compare=False, repr=False)
 
     if TYPE_CHECKING:
         NVIDIA: ClassVar[AcceleratorType]
@@ -73,15 +94,18 @@ class AcceleratorType:
         return f"AcceleratorType.{self.name.upper()}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_restore, (self.name, self.visible_devices_variable, self.noset_variables, self.ray_resource))
+        fields = (self.name, self.visible_devices_variable, self.noset_variables, self.ray_resource)
+        return (_restore, (*fields, dict(self.environment), self.noun))
 
 
 _types: dict[str, AcceleratorType] = {}
 
 
-def _restore(name: str, variable: str, noset: tuple[str, ...], resource: str) -> AcceleratorType:
+def _restore(
+    name: str, variable: str, noset: tuple[str, ...], resource: str, environment: dict[str, str], noun: str
+) -> AcceleratorType:
     """Unpickles to the registered type, so that identity holds across processes."""
-    return AcceleratorType.get(name) or AcceleratorType(name, variable, noset, resource)
+    return AcceleratorType.get(name) or AcceleratorType(name, variable, noset, resource, environment, noun)
 
 
 def register_accelerator(kind: AcceleratorType) -> AcceleratorType:

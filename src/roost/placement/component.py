@@ -24,6 +24,10 @@ from roost.topology.groups import read_groups
 __all__ = ["ComponentPlacement", "HybridComponentPlacement", "PlacementMode"]
 
 
+MAX_PROBLEMS = 1000
+"""After so many, a job is nonsense: the rest of its components is not looked at."""
+
+
 class PlacementMode(Enum):
     """How the components of a job share the accelerators."""
 
@@ -63,12 +67,15 @@ class ComponentPlacement:
         self._segments: dict[str, list[Segment]] = {}
         self._strategies: dict[str, PlacementStrategy] = {}
         parsed: dict[tuple[int, tuple[str, ...]], list[Segment]] = {}  # components of one rule share its segments
-        for spec in self.job.components:
-            if "C311" in {finding.code for finding in findings}:
-                break  # nothing can be said of places on nodes that are not there
+        has_nodes = all(finding.code != "C311" for finding in findings)
+        for spec in self.job.components if has_nodes else ():  # else nothing can be said of their places
+            if len(findings) >= MAX_PROBLEMS:
+                break
             resources = self._resources_of(spec, findings)
-            if resources is None:
+            if resources is None or "placement" not in spec.entry:
                 continue
+            if not resources.total and findings:
+                continue  # its hardware has been complained about
             before = len(findings)
             rule = (id(spec.placement), spec.labels)
             segments = parsed.get(rule)

@@ -123,7 +123,7 @@ class _Parser:
                 ordered = False  # what follows cannot be judged by what is missing
                 continue
             if segment.resources[0] <= last_resource:
-                self._repeated_resources(segment, last_resource)
+                self._repeated_resources(segment, last_resource, [s.resources for s in segments])
             last_resource = max(last_resource, segment.resources[-1])
             if ordered and segment.processes[0] != next_process:
                 self._broken_processes(segment, next_process, [*segments, segment])
@@ -179,10 +179,16 @@ class _Parser:
 
     # Rules between segments ----------------------------------------------------------------
 
-    def _repeated_resources(self, segment: Segment, last: int) -> None:
+    def _repeated_resources(self, segment: Segment, last: int, before: list[range]) -> None:
         noun = self.resources.noun(count=2)
         shown = _format_range(segment.resources)
-        message = f"{self.name}: {noun} {shown} come after {last}, and must come before or not again"
+        ranks = segment.resources
+        twice = next((r for r in before if r[0] <= ranks[-1] and ranks[0] <= r[-1]), None)
+        if twice is not None:
+            both = _format_range(range(max(twice[0], ranks[0]), min(twice[-1], ranks[-1]) + 1))
+            message = f"{self.name}: {noun} {both} are named twice"
+        else:
+            message = f"{self.name}: {noun} {shown} are named after {last}, and ranks ascend"
         fix = Fix("several processes on one resource are written with a colon", f"{self.name}: 0-3:0-7")
         rule = "resource ranks ascend and do not repeat"
         self._complain("P106", message, segment.offset, segment.resource_length, rule, (fix,))
@@ -248,7 +254,7 @@ class _Parser:
         return self.resources.span_of(segment.resources[0]).kind == NODE
 
     def _outside(self, outside: Finding, segment: Segment) -> None:
-        fixes = outside.fixes
+        fixes = tuple(Fix(fix.text, f"{self.name}: {fix.paste}") for fix in outside.fixes)
         if not self.tree.has_source and isinstance(self.tree.value, int) and self.tree.value >= 60:
             hours, minutes = divmod(self.tree.value, 60)
             guess = f"{hours}:{minutes}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roost.errors import Finding, Fix, PlacementError
+from roost.errors import Finding, Fix, PlacementError, shown
 
 __all__ = ["Layout", "resolve_layout"]
 
@@ -60,7 +60,7 @@ def resolve_layout(
     }
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            findings.append(Finding("P403", f"{name} is a whole number from 0 up, not {value!r}"))
+            findings.append(Finding("P403", f"{name} is a whole number from 0 up, not {shown(value)}"))
     if debug_train_only and debug_rollout_only:
         message = "debug_train_only and debug_rollout_only exclude each other: nothing would be left to run"
         findings.append(Finding("P401", message, fixes=(Fix("keep one of the two"),)))

@@ -14,6 +14,8 @@ from roost.ranks import format_ranks
 __all__ = ["ModelParallelComponentPlacement"]
 
 _DISJOINT_ROLES = ("actor", "rollout", "inference", "critic", "critic_inference")
+_SIZES_LIKE = {"inference": "actor", "critic_inference": "critic"}
+"""Whose parallel sizes a role has unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -140,27 +142,19 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         self._sets[role] = self._accelerators(name)
 
     def _read_sizes(self, findings: list[Finding]) -> None:
-        size = self.job.size
-        actor = _Sizes(
-            size("actor.model.tensor_model_parallel_size", findings),
-            size("actor.model.context_parallel_size", findings),
-            size("actor.model.pipeline_model_parallel_size", findings),
-        )
-        fallback = {"inference": actor, "critic": _Sizes(), "critic_inference": _Sizes()}
         for role in _DISJOINT_ROLES:
             if role not in self._sets:
                 continue
-            if role == "actor":
-                sizes = actor
-            elif role == "rollout":
-                tp = size("rollout.tensor_parallel_size", findings)
-                sizes = _Sizes(tp, 1, size("rollout.pipeline_parallel_size", findings))
+            spec = self._specs[self._by_role[role]]
+            if role == "rollout":
+                tp = self.job.size(spec, "tensor_parallel_size", findings)
+                sizes = _Sizes(tp, 1, self.job.size(spec, "pipeline_parallel_size", findings))
             else:
-                base = self._sizes.get("critic", fallback[role]) if role == "critic_inference" else fallback[role]
+                like = self._sizes.get(_SIZES_LIKE.get(role, ""), _Sizes())
                 sizes = _Sizes(
-                    size(f"{role}.model.tensor_model_parallel_size", findings, base.tp),
-                    size(f"{role}.model.context_parallel_size", findings, base.cp),
-                    size(f"{role}.model.pipeline_model_parallel_size", findings, base.pp),
+                    self.job.size(spec, "model.tensor_model_parallel_size", findings, like.tp),
+                    self.job.size(spec, "model.context_parallel_size", findings, like.cp),
+                    self.job.size(spec, "model.pipeline_model_parallel_size", findings, like.pp),
                 )
             sizes = replace(sizes, world_size=len(self._sets[role]))
             self._sizes[role] = sizes
@@ -206,11 +200,12 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         texts = [f"{role} on {self._set_text(role)}" for role in dict.fromkeys(("actor", "rollout", first, second))]
         asked = f"placement_mode is {wanted}, and the job is not" if wanted else "neither collocated nor disaggregated"
         actor_text = self._specs[self._by_role["actor"]].placement.text
-        fixes = [Fix("collocated: the same accelerators", f"rollout: {actor_text}")]
+        name = self._by_role["rollout"]
+        fixes = [Fix("collocated: the same accelerators", f"{name}: {actor_text}")]
         free = self.topology.num_accelerators - self._sizes["actor"].world_size
         if free > 0:
             start = self._ranges["actor"][-1] + 1
-            fixes.append(Fix("disaggregated: others", f"rollout: {start}-{self.topology.num_accelerators - 1}"))
+            fixes.append(Fix("disaggregated: others", f"{name}: {start}-{self.topology.num_accelerators - 1}"))
         fixes.append(Fix("any sets", "HybridComponentPlacement, or placement_mode: hybrid"))
         placement = self._specs[self._by_role[second]].placement
         return Finding(
@@ -240,7 +235,8 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             findings.append(Finding("P303", message, placement.place(), marks, self._context, rule, fixes))
         actor_tp, rollout_tp = self._sizes["actor"].tp, self._sizes["rollout"].tp
         if actor_tp > rollout_tp and actor_tp % rollout_tp:
-            tree = self.job.tree.find("rollout.tensor_parallel_size") or self.job.section
+            spec = self._specs[self._by_role["rollout"]]
+            tree = self.job.tree.find(f"{spec.name}.tensor_parallel_size") or spec.placement
             fits = [str(n) for n in range(1, actor_tp + 1) if actor_tp % n == 0]
             message = f"rollout tp {rollout_tp} does not divide actor tp {actor_tp}"
             rule = "collocated: shards of the actor map onto shards of the rollout"

@@ -114,6 +114,8 @@ class Resources:
 
     def noun(self, span: Span | None = None, count: int = 1) -> str:
         """What a resource is called: GPU, node, Franka."""
+        if span is None and len({span.kind for span in self.spans}) > 1:
+            return "resource" if count == 1 else "resources"
         span = span or (self.spans[0] if self.spans else None)
         if span is None or span.kind == NODE:
             word = "node"

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from roost.errors import Finding, Fix, PlacementError
+from roost.errors import Finding, Fix, PlacementError, shown
 from roost.placement.placement import Placement, accept_older_names
 from roost.placement.resources import Resources, Span, place
+from roost.ranks import MAX_RANK
 from roost.topology import NodeGroup, Topology
 
 __all__ = [
@@ -58,8 +59,8 @@ class PlacementStrategy(ABC):
         return self
 
     def __repr__(self) -> str:
-        shown = {key: value for key, value in vars(self).items() if not key.startswith("_") and value}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+        fields = {key: value for key, value in vars(self).items() if not key.startswith("_") and value != ()}
+        return f"{type(self).__name__}({', '.join(f'{k}={shown(v)}' for k, v in fields.items())})"
 
 
 class PackedPlacementStrategy(PlacementStrategy):
@@ -280,10 +281,8 @@ def _integer(name: str, value: Any, minimum: int, findings: list[Finding]) -> in
         number = operator.index(value) if not isinstance(value, bool) else None
     except TypeError:
         number = None
-    if number is None or number < minimum:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:59] + "…"
-        findings.append(Finding("P201", f"{name} is a whole number from {minimum} up, not {shown}"))
+    if number is None or not minimum <= number < MAX_RANK:
+        findings.append(Finding("P201", f"{name} is a whole number from {minimum} up, not {shown(value)}"))
         return minimum
     return number
 
@@ -345,7 +344,7 @@ def _iterate(values: Any, name: str, findings: list[Finding] | None = None) -> t
             return tuple(values)
         except TypeError:
             pass
-    finding = Finding("P201", f"{name} is a list, not {values!r:.60}")
+    finding = Finding("P201", f"{name} is a list, not {shown(values)}")
     if findings is None:
         raise PlacementError([finding])
     findings.append(finding)
@@ -359,7 +358,7 @@ def _labels(given: Any) -> tuple[str, ...]:
     items = [given] if isinstance(given, (str, int)) and not isinstance(given, bool) else _iterate(given, "node_group")
     labels = [part.strip() for item in items for part in str(item).split(",")]
     if "" in labels or None in items or len(set(labels)) != len(labels):
-        message = f"node_group is a label or a list of different labels, not {given!r}"
+        message = f"node_group is a label or a list of different labels, not {shown(given)}"
         raise PlacementError([Finding("P201", message)])
     return tuple(labels)
 
@@ -367,12 +366,12 @@ def _labels(given: Any) -> tuple[str, ...]:
 def _spanning(resources: Resources, rank: int, ranks: Sequence[int], span: Span) -> Finding:
     """The complaint about a process whose resources are not on one node, or not of one type."""
     other = resources.span_of(ranks[-1])
-    shown = ", ".join(str(r) for r in ranks[:12]) + (", …" if len(ranks) > 12 else "")
+    named = ", ".join(str(r) for r in ranks[:12]) + (", …" if len(ranks) > 12 else "")
     if other.node.rank == span.node.rank:
-        message = f"process {rank} mixes hardware: {shown} are {resources.noun(span, 2)} and {resources.noun(other, 2)}"
+        message = f"process {rank} mixes hardware: {named} are {resources.noun(span, 2)} and {resources.noun(other, 2)}"
         return Finding("P110", message, context=resources.context, rule="a process has one type of hardware")
     message = (
-        f"process {rank} would span nodes: {resources.noun(span, 2)} {shown} are on node {span.node.rank} "
+        f"process {rank} would span nodes: {resources.noun(span, 2)} {named} are on node {span.node.rank} "
         f"({span.ranks}) and node {other.node.rank} ({other.ranks})"
     )
     return Finding("P109", message, context=resources.context, rule="the resources of a process are on one node")

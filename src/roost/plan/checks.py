@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roost.errors import Finding, Fix
+from roost.errors import Finding, Fix, counted
+from roost.placement import PlacementMode
 from roost.plan.transport import WeightTransport
 from roost.ranks import format_ranks
 
@@ -28,7 +29,10 @@ def _check_accelerators(plan: Plan) -> Iterator[Finding]:
     idle = where.pop(0, [])
     if idle:
         total = plan.topology.num_accelerators
-        yield _note("N101", f"{len(idle):,} of {total:,} GPUs are idle: {_places(idle)}")
+        yield _note("N101", f"{len(idle):,} of {counted(total, plan.topology.noun)} are idle: {_places(idle)}")
+    if plan.mode is PlacementMode.AUTO:
+        yield _note("N112", "auto: the actor may grow over all accelerators, so nothing is added up on them")
+        return
     undeclared: dict[str, int] = {}
     for crowd in sorted(where):
         members = {plan.components[i]: n for i, n in plan.occupancy.members(crowd).items()}
@@ -63,7 +67,7 @@ def _check_shares(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[
         yield Finding(
             "K101",
             f"{_places(at)}: shares add up to {total:g}: {_sum_text(shares)}",
-            worst.place,
+            worst.places.get("gpu_share"),
             context=(f"cluster: {plan.topology.describe()}",),
             rule="the shares of one GPU add up to 1 at most",
             fixes=(Fix("equal parts", f"gpu_share: {even:g}"),) if even else (),
@@ -84,7 +88,7 @@ def _check_memory(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[
             yield Finding(
                 "K102",
                 f"{_places(places)}: {total:g} GiB on a card of {card:g} GiB: {_sum_text(needs)}",
-                largest.place,
+                largest.places.get("memory_gib"),
                 context=(f"cluster: {plan.topology.describe()}",),
                 rule="memory_gib of all processes on a GPU fits its memory",
                 fixes=(Fix("more GPUs for it, a smaller share, or offload between phases"),),
@@ -136,7 +140,7 @@ def _check_tensor_parallel(component: ComponentPlan) -> Iterator[Finding]:
     if component.role == "rollout":
         yield _note(
             "N109",
-            f"{component.name}: tensor_parallel_size is {tp}, but a process has {per_process} GPU",
+            f"{component.name}: tensor_parallel_size is {tp}, but a process has {counted(per_process, 'GPU')}",
             (Fix("let the sizes decide", "placement_mode: collocated"), Fix("or spell it out", "rollout: 0-7:0-3")),
         )
         return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from roost.errors import Finding, Fix, Place, PlacementError, did_you_mean
+from roost.errors import Finding, Fix, Place, PlacementError, counted, did_you_mean, raise_problems
 from roost.placement import (
     ComponentPlacement,
     HybridComponentPlacement,
@@ -27,7 +27,7 @@ __all__ = ["ComponentPlan", "Plan", "Process"]
 TRAINER = "actor"
 ENGINE = "rollout"
 
-_MODEL_PARALLEL = {"collocated", "disaggregated", "auto"}
+_MODEL_PARALLEL = ("collocated", "disaggregated", "auto")
 _ADDRESS = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\[\s*([0-9]{1,9})\s*\]\s*\Z", re.ASCII)
 
 
@@ -46,7 +46,7 @@ class ComponentPlan:
         memory_gib: Peak memory of a process on each of its accelerators, if declared.
         tensor_parallel: Size of its tensor-parallel groups.
         transports: For rollout processes, how each gets its weights.
-        place: Where the job file says so; not part of the plan's identity.
+        places: Where the job file says what, by key; not part of the plan's identity.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ComponentPlan:
     memory_gib: float | None = None
     tensor_parallel: int = 1
     transports: tuple[WeightTransport, ...] = ()
-    place: Place | None = field(default=None, compare=False, repr=False)
+    places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def world_size(self) -> int:
@@ -118,14 +118,16 @@ class Plan:
             message = f"the job uses {first} of {there:,} nodes (num_nodes: {used})"
             notes.append(Finding("N108", message, severity="note"))
         by_name = {name: tuple(placed.get_strategy(name).get_placement(placed.topology)) for name in placed.components}
-        trainer = [p for name, found in by_name.items() if placed.spec(name).role == TRAINER for p in found]
+        trainer = [p for name in by_name if placed.spec(name).role == TRAINER for p in by_name[name]]
+        if placed.placement_mode is PlacementMode.AUTO:  # it may grow over all; it begins on its own
+            trainer = trainer[: getattr(placed, "actor_world_size", 0)]
         components = []
+        findings: list[Finding] = []
         for name in sorted(by_name):
             spec = placed.spec(name)
-            findings: list[Finding] = []
             tensor_parallel = max(
-                placed.job.size(f"{name}.model.tensor_model_parallel_size", findings),
-                placed.job.size(f"{name}.tensor_parallel_size", findings),
+                placed.job.size(spec, "model.tensor_model_parallel_size", findings),
+                placed.job.size(spec, "tensor_parallel_size", findings),
             )
             transports = choose_transports(trainer, by_name[name]) if spec.role == ENGINE else ()
             components.append(
@@ -140,9 +142,10 @@ class Plan:
                     spec.memory_gib,
                     tensor_parallel,
                     transports,
-                    spec.placement.place(),
+                    {key: tree.place() for key, tree in spec.entry.items() if tree.is_scalar},
                 )
             )
+        raise_problems(findings)
         notes.sort(key=lambda note: (note.code, note.message))
         return Plan(placed.topology, tuple(components), placed.placement_mode, tuple(notes))
 
@@ -177,7 +180,7 @@ class Plan:
             component, rank = match[1], int(match[2])
         found = self.component(component)
         if not isinstance(rank, int) or not 0 <= rank < found.world_size:
-            message = f"{component} has {found.world_size:,} processes, and no rank {rank}"
+            message = f"{component} has {counted(found.world_size, 'process')}, and no rank {rank}"
             fixes = (Fix("the last one", f"{component}[{found.world_size - 1}]"),)
             raise PlacementError([Finding("P206", message, fixes=fixes)])
         placement = found.placements[rank]
@@ -257,8 +260,3 @@ def _placement_class(tree: Any) -> type[ComponentPlacement]:
     if mode is not None and mode.value == "hybrid":
         return HybridComponentPlacement
     return ComponentPlacement
-
-
-def processes(components: Sequence[ComponentPlan]) -> int:
-    """How many processes components have together."""
-    return sum(component.world_size for component in components)

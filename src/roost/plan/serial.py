@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from roost.errors import ConfigError, Finding, RoostError
+from roost.errors import ConfigError, Finding, RoostError, shown
 from roost.hardware import AcceleratorType
 from roost.placement import Placement, PlacementMode
 from roost.placement.placement import make_placement
@@ -83,32 +83,65 @@ def plan_from_json(text: str) -> Plan:
         if found != FORMAT:
             raise ValueError(f"its format is {found!r}, and {FORMAT!r} is read")
         topology = Topology.from_dict(plain["topology"])
-        notes = tuple(Finding(note["code"], note["message"], severity="note") for note in plain["notes"])
+        notes = tuple(Finding(str(note["code"]), str(note["message"]), severity="note") for note in plain["notes"])
         components = tuple(_component(entry, topology) for entry in plain["components"])
+        if len({component.name for component in components}) != len(components):
+            raise ValueError("two components have one name")
         return Plan(topology, components, PlacementMode(plain["mode"]), notes)
     except RoostError:
         raise
     except KeyError as error:
         raise ConfigError([Finding("C401", f"not a plan: {error} is missing or unknown")]) from None
-    except (ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise ConfigError([Finding("C401", f"not a plan: {error}")]) from None
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise ConfigError([Finding("C401", f"not a plan: {str(error)[:200]}")]) from None
 
 
-def _component(entry: dict[str, Any], topology: Topology) -> ComponentPlan:
-    rows = entry["processes"]
-    for row in rows:
-        node = topology.nodes[row["cluster_node_rank"]]
-        if row["local_accelerator_rank"] >= 0:
-            for local in row["local_hardware_ranks"]:
-                node.accelerator_ids[local]
-    placements = tuple(_placement(row) for row in rows)
-    if [placement.rank for placement in placements] != list(range(len(placements))):
-        raise ValueError(f"the ranks of {entry['name']!r} do not count from 0")
+_HEAD: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "role": (str,),
+    "rule": (str,),
+    "node_groups": (list,),
+    "gpu_share": (int, float, type(None)),
+    "cpus": (int, float, type(None)),
+    "memory_gib": (int, float, type(None)),
+    "tensor_parallel": (int,),
+    "processes": (list,),
+}
+_ROW: dict[str, tuple[type, ...]] = {
+    "rank": (int,),
+    "cluster_node_rank": (int,),
+    "placement_node_rank": (int,),
+    "local_accelerator_rank": (int,),
+    "accelerator_type": (str,),
+    "local_rank": (int,),
+    "local_world_size": (int,),
+    "visible_accelerators": (list,),
+    "isolate_accelerator": (bool,),
+    "local_hardware_ranks": (list,),
+    "node_group_label": (str,),
+}
+
+
+def _check(entry: Any, types: dict[str, tuple[type, ...]]) -> None:
+    for key, kinds in types.items():
+        value = entry[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError(f"{key} is {shown(value)}")
+
+
+def _component(entry: Any, topology: Topology) -> ComponentPlan:
+    _check(entry, _HEAD)
+    name, rows = entry["name"], entry["processes"]
+    placements = tuple(_placement(row, topology) for row in rows)
+    if not placements or [placement.rank for placement in placements] != list(range(len(placements))):
+        raise ValueError(f"the ranks of {name!r} do not count from 0")
+    if entry["tensor_parallel"] < 1 or not all(isinstance(label, str) for label in entry["node_groups"]):
+        raise ValueError(f"tensor_parallel or node_groups of {name!r} are wrong")
     transports = tuple(WeightTransport(row["transport"]) for row in rows if "transport" in row)
     if transports and len(transports) != len(placements):
-        raise ValueError(f"some processes of {entry['name']!r} have a transport, and some have none")
+        raise ValueError(f"some processes of {name!r} have a transport, and some have none")
     return ComponentPlan(
-        entry["name"],
+        name,
         entry["role"],
         placements,
         entry["rule"],
@@ -121,10 +154,19 @@ def _component(entry: dict[str, Any], topology: Topology) -> ComponentPlan:
     )
 
 
-def _placement(row: dict[str, Any]) -> Placement:
+def _placement(row: Any, topology: Topology) -> Placement:
+    _check(row, _ROW)
     kind = AcceleratorType.get(row["accelerator_type"])
     if kind is None:
         raise ValueError(f"there is no accelerator vendor {row['accelerator_type']!r}")
+    if not 0 <= row["cluster_node_rank"] < topology.num_nodes or not topology.has_group(row["node_group_label"]):
+        raise ValueError("a process is on a node, or in a group, that is not there")
+    given, visible = row["local_hardware_ranks"], row["visible_accelerators"]
+    if not all(type(rank) is int and rank >= 0 for rank in given) or not all(type(i) is str for i in visible):
+        raise ValueError("local_hardware_ranks are numbers, visible_accelerators texts")
+    here = topology.nodes[row["cluster_node_rank"]].num_accelerators
+    if row["local_accelerator_rank"] >= 0 and (not given or max(given) >= here):
+        raise ValueError(f"a process uses accelerators {shown(given)} of a node with {here}")
     return make_placement(
         row["rank"],
         row["cluster_node_rank"],
@@ -133,8 +175,8 @@ def _placement(row: dict[str, Any]) -> Placement:
         kind,
         row["local_rank"],
         row["local_world_size"],
-        tuple(row["visible_accelerators"]),
+        tuple(visible),
         row["isolate_accelerator"],
-        tuple(row["local_hardware_ranks"]),
+        tuple(given),
         row["node_group_label"],
     )

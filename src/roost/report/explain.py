@@ -5,12 +5,14 @@ from __future__ import annotations
 from rich.text import Text
 
 from roost.errors import Finding
+from roost.placement import PlacementMode
 from roost.placement.language import Segment, parse_placement
-from roost.placement.resources import ACCELERATOR, Resources
+from roost.placement.resources import Resources
 from roost.plan import Plan, Process
 from roost.ranks import format_ranks
 from roost.report.columns import align
 from roost.source import Tree
+from roost.topology import NODE
 
 __all__ = ["explain_process"]
 
@@ -53,14 +55,13 @@ def _facts(plan: Plan, process: Process) -> list[tuple[str, str]]:
     facts.append(
         ("on the node", f"local rank {rank} of {size}, node rank {placement.placement_node_rank} of the component")
     )
-    neighbours = sorted(
-        {
-            f"{name}[{other}]"
-            for local in placement.accelerators
-            for name, other in plan.on_accelerator(placement.cluster_node_rank, local)
-            if (name, other) != (component.name, placement.rank)
-        }
-    )
+    others = {
+        other
+        for local in placement.accelerators
+        for other in plan.on_accelerator(placement.cluster_node_rank, local)
+        if other != (component.name, placement.rank)
+    }
+    neighbours = [f"{name}[{rank}]" for name, rank in sorted(others)]
     if neighbours:
         more = f", … {len(neighbours) - 12} more" if len(neighbours) > 12 else ""
         facts.append(("shares with", ", ".join(neighbours[:12]) + more))
@@ -81,11 +82,24 @@ def _reasons(plan: Plan, process: Process) -> list[str]:
     segments = parse_placement(Tree(component.rule), component.name, resources, findings)
     counted = " + ".join(component.node_groups) or "the whole cluster"
     lines = [f"ranks count the {resources.noun(count=2)} of {counted}: {resources.counted(resources.total)}"]
-    if findings or not segments or segments[-1].processes[-1] + 1 != component.world_size:
-        per_process = len(placement.local_hardware_ranks)
-        return [*lines, f"{plan.mode.value}: the parallel sizes make {component.world_size} processes of {per_process}"]
-    segment = next(s for s in segments if placement.rank in s.processes)
-    return [*lines, _segment_reason(segment, resources, placement.rank)]
+    segment = next((s for s in segments if placement.rank in s.processes), None) if not findings else None
+    if segment is not None and segments[-1].processes[-1] + 1 == component.world_size:
+        given = _share_of(segment, resources, placement.rank)
+        spans = [resources.span_of(rank) for rank in given]
+        local = tuple(rank - span.first for rank, span in zip(given, spans, strict=True) if span.kind != NODE)
+        if spans[0].node.rank == placement.cluster_node_rank and local == placement.local_hardware_ranks:
+            return [*lines, _segment_reason(segment, resources, placement.rank)]
+    if plan.mode is PlacementMode.AUTO and component.role == "actor":
+        return [*lines, "auto: one process on every accelerator, so that it can grow"]
+    per_process = len(placement.local_hardware_ranks)
+    return [*lines, f"{plan.mode.value}: the parallel sizes make {component.world_size} processes of {per_process}"]
+
+
+def _share_of(segment: Segment, resources: Resources, rank: int) -> tuple[int, ...]:
+    """The resource ranks that a segment gives to a process."""
+    on_nodes = resources.span_of(segment.resources[0]).kind == NODE
+    shares = zip(segment.processes, segment.shares(on_nodes), strict=True)
+    return next(share for process, share in shares if process == rank)
 
 
 def _segment_reason(segment: Segment, resources: Resources, rank: int) -> str:
@@ -98,7 +112,5 @@ def _segment_reason(segment: Segment, resources: Resources, rank: int) -> str:
         text += f", {ratio:g} each"
     elif ratio < 1:
         text += f", about {1 / ratio:g} on each" if (1 / ratio) % 1 else f", {1 / ratio:g} on each"
-    share = next(
-        s for i, s in zip(segment.processes, segment.shares(first.kind not in (ACCELERATOR,)), strict=True) if i == rank
-    )
+    share = _share_of(segment, resources, rank)
     return f"{text}; process {rank} gets {resources.noun(first)} rank {format_ranks(share)}"

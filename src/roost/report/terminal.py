@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from roost.errors import counted
 from roost.plan import ComponentPlan, Plan
 from roost.report.columns import align
 from roost.report.letters import COLOURS, component_letters
@@ -22,8 +23,8 @@ def summary(plan: Plan) -> str:
     total = plan.topology.num_accelerators
     used = total - len(plan.idle_accelerators)
     processes = sum(component.world_size for component in plan.components)
-    gpus = f"{used:,} of {total:,} GPUs used" if total else "no GPUs"
-    return f"{plan.mode.value}: {plan.topology.describe()}, {gpus}, {processes:,} processes"
+    gpus = f"{used:,} of {counted(total, plan.topology.noun)} used" if total else "no GPUs"
+    return f"{plan.mode.value}: {plan.topology.describe()}, {gpus}, {counted(processes, 'process')}"
 
 
 def draw_plan(plan: Plan) -> Text:
@@ -170,8 +171,7 @@ class _Painter:
 
     @staticmethod
     def _facts(component: ComponentPlan) -> list[str]:
-        count = component.world_size
-        facts = [f"{count:,} process{'es' if count > 1 else ''}"]
+        facts = [counted(component.world_size, "process")]
         if component.role != component.name:
             facts.append(f"role {component.role}")
         if component.node_groups:

@@ -51,9 +51,11 @@ class Fields:
     def require(self, key: str, example: str) -> Tree | None:
         """The value of a key that must be there."""
         value = self.tree.get(key)
-        if value is None and self.ok:
-            self.complain("202", f"{self.what} needs {key!r}", self.tree, fixes=[Fix("add it", example)])
-        return value
+        if value is not None and value.value is not None:
+            return value
+        if self.ok:
+            self.complain("202", f"{self.what} needs {key!r}", value or self.tree, fixes=[Fix("add it", example)])
+        return None
 
     def integer(self, key: str, minimum: int, default: int | None = None) -> int | None:
         """A whole number; the default where the key is missing, null or wrong."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from roost.errors import ConfigError, Finding, Fix, Mark, Place
 
 MAX_DEPTH = 64
 """How deep mappings and lists may nest."""
+
+MAX_VALUES = 1_000_000
+"""Most values that a configuration may hold once shared ones are followed."""
 
 
 class Document:
@@ -44,7 +47,7 @@ class Tree:
 
     Attributes:
         value: A dict of trees, a list of trees, or a scalar.
-        path: Dotted keys from the root.
+        path: Dotted keys from the root; made when asked for, since few values are complained about.
         keys: For a mapping, a tree per key that holds the key's own place.
         line: Line in the document, from 1; 0 where it came from no file.
         column: Column, from 1.
@@ -52,12 +55,13 @@ class Tree:
             it is; 0 where it does not (escapes, several lines).
     """
 
-    __slots__ = ("_text", "column", "document", "inner", "keys", "line", "path", "value")
+    __slots__ = ("_parent", "_text", "column", "document", "inner", "key", "keys", "line", "value")
 
     def __init__(
         self,
         value: Any,
-        path: str = "",
+        key: str = "",
+        parent: Tree | None = None,
         text: str | None = None,
         document: Document | None = None,
         line: int = 0,
@@ -65,7 +69,8 @@ class Tree:
         inner: int = 0,
     ) -> None:
         self.value = value
-        self.path = path
+        self.key = key
+        self._parent = parent
         self.document = document
         self.line = line
         self.column = column
@@ -74,10 +79,20 @@ class Tree:
         self._text = text
 
     @property
+    def path(self) -> str:
+        """Dotted keys from the root."""
+        keys = []
+        tree: Tree | None = self
+        while tree is not None:
+            keys.append(tree.key if len(tree.key) <= 100 else tree.key[:99] + "…")
+            tree = tree._parent
+        return ".".join(key for key in reversed(keys) if key)
+
+    @property
     def text(self) -> str:
         """The scalar as it was written, or as it prints where it came from no file."""
         if self._text is None:
-            self._text = "null" if self.value is None else str(self.value)
+            self._text = _text_of(self.value)
         return self._text
 
     @property
@@ -229,7 +244,7 @@ def as_tree(config: Any) -> Tree:
         raise ConfigError([_not_a_config(f"a path or text ({str(config)[:60]!r})")])
     if not isinstance(config, Mapping) and not _is_omegaconf(config):
         raise ConfigError([_not_a_config(f"a {type(config).__name__}")])
-    return _grow(config, "", 0)
+    return _Grower().grow(config, "", None, 0)[0]
 
 
 def _not_a_config(what: str) -> Finding:
@@ -246,46 +261,82 @@ def _is_omegaconf(value: Any) -> bool:
     return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
 
 
-def _grow(value: Any, path: str, depth: int) -> Tree:
-    if depth > MAX_DEPTH:
-        message = f"the configuration nests deeper than {MAX_DEPTH} levels, or contains itself"
-        raise ConfigError([Finding("C108", message, Place(path[:200]))])
-    if _is_omegaconf(value):
-        return _grow_omegaconf(value, path, depth)
-    if isinstance(value, Config):
-        return value._tree
-    if isinstance(value, Mapping):
-        children: dict[str, Tree] = {}
-        tree = Tree(children, path)
-        for key, child in value.items():
-            name = key if isinstance(key, str) else str(key)
-            children[name] = _grow(child, _join(path, name), depth + 1)
-            tree.keys[name] = Tree(name, children[name].path)
-        return tree
-    if isinstance(value, (list, tuple, range)):
-        return Tree([_grow(child, _join(path, str(i)), depth + 1) for i, child in enumerate(value)], path)
-    return Tree(value, path)
+class _Grower:
+    """Turns plain data into trees; data that is shared is turned once, and counted each time."""
+
+    def __init__(self) -> None:
+        self._grown: dict[int, tuple[Tree, int]] = {}
+        self._alive: list[Any] = []  # an id is taken again once its object is gone
+
+    def grow(self, value: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
+        """A tree, and how many values it holds."""
+        if depth > MAX_DEPTH:
+            message = f"the configuration nests deeper than {MAX_DEPTH} levels, or contains itself"
+            raise ConfigError([Finding("C108", message, Place(parent.path[:200] if parent else ""))])
+        if isinstance(value, Config):
+            return value._tree, 1
+        is_omegaconf = _is_omegaconf(value)
+        is_mapping = not is_omegaconf and isinstance(value, Mapping)
+        if not is_omegaconf and not is_mapping and not isinstance(value, (list, tuple, range)):
+            return Tree(value, key, parent), 1
+        known = self._grown.get(id(value))
+        if known is not None:
+            return known
+        if is_mapping:
+            grown = self._mapping(value.items(), key, parent, depth)
+        elif is_omegaconf:
+            grown = self._omegaconf(value, key, parent, depth)
+        else:
+            grown = self._list(value, key, parent, depth)
+        if grown[1] > MAX_VALUES:
+            raise ConfigError([Finding("C108", f"the configuration holds more than {MAX_VALUES:,} values")])
+        self._grown[id(value)] = grown
+        self._alive.append(value)
+        return grown
+
+    def _mapping(self, items: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
+        tree = Tree({}, key, parent)
+        total = 1
+        for name, child in items:
+            text = name if isinstance(name, str) else _text_of(name)
+            tree.value[text], size = self.grow(child, text, tree, depth + 1)
+            tree.keys[text] = Tree(text, text, tree)
+            total += size
+        return tree, total
+
+    def _list(self, items: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
+        if len(items) > MAX_VALUES:
+            raise ConfigError([Finding("C108", f"the configuration holds more than {MAX_VALUES:,} values")])
+        tree = Tree([], key, parent)
+        total = 1
+        for index, child in enumerate(items):
+            grown, size = self.grow(child, str(index), tree, depth + 1)
+            tree.value.append(grown)
+            total += size
+        return tree, total
+
+    def _omegaconf(self, value: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
+        """Resolves interpolations one by one: one that fails matters only if someone reads it."""
+        is_list = hasattr(value, "append")
+        keys = range(len(value)) if is_list else list(value.keys())
+        items = []
+        for name in keys:
+            try:
+                items.append((name, value[name]))
+            except Exception as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                items.append((name, Unresolved(reason)))
+        if is_list:
+            return self._list([child for _, child in items], key, parent, depth)
+        return self._mapping(items, key, parent, depth)
 
 
-def _grow_omegaconf(value: Any, path: str, depth: int) -> Tree:
-    """Resolves interpolations one by one: one that fails matters only if someone reads it."""
-    keys: Sequence[Any] = range(len(value)) if hasattr(value, "append") else list(value.keys())
-    grown: dict[str, Tree] = {}
-    for key in keys:
-        name = str(key)
-        try:
-            grown[name] = _grow(value[key], _join(path, name), depth + 1)
-        except ConfigError:
-            raise
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            grown[name] = Tree(Unresolved(reason), _join(path, name))
-    if hasattr(value, "append"):
-        return Tree(list(grown.values()), path)
-    tree = Tree(grown, path)
-    tree.keys = {name: Tree(name, child.path) for name, child in grown.items()}
-    return tree
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+def _text_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print some of these
+        return f"a number of {value.bit_length()} bits"
+    try:
+        return str(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be printed"

@@ -14,13 +14,10 @@ from typing import Any
 import yaml
 
 from roost.errors import ConfigError, Finding, Fix, Mark, Place
-from roost.source.tree import MAX_DEPTH, Document, Tree
+from roost.source.tree import MAX_DEPTH, MAX_VALUES, Document, Tree
 
 MAX_BYTES = 10 * 2**20
 """Largest file that is read."""
-
-MAX_VALUES = 1_000_000
-"""Most values that a file may hold once its aliases are followed."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -102,7 +99,7 @@ class _Composer:
                         if root is not None:
                             self._report("C106", "a file holds one document, and here begins another", event)
                             break
-                        root = self._node(self.event(), "", 0)
+                        root = self._node(self.event(), "", None, 0)
             finally:
                 loader.dispose()
         except _GiveUpError:
@@ -113,7 +110,7 @@ class _Composer:
             self.findings.append(Finding("C108", "the file nests too deep", Place(file=self.document.name)))
         return root
 
-    def _node(self, event: Any, path: str, depth: int) -> Tree:
+    def _node(self, event: Any, key: str, parent: Tree | None, depth: int) -> Tree:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         self._count(1, event)
@@ -126,21 +123,21 @@ class _Composer:
         if event.tag is not None and event.tag != "!" and event.tag not in _TAGS:
             self._report("C109", f"the tag {event.tag} is not supported: values are plain YAML", event)
         if isinstance(event, yaml.ScalarEvent):
-            tree = self._scalar(event, path)
+            tree = self._scalar(event, key, parent)
         elif isinstance(event, yaml.SequenceStartEvent):
-            tree = self._tree([], path, event)
+            tree = self._tree([], key, parent, event)
             child = self.event()
             while not isinstance(child, yaml.SequenceEndEvent):
-                tree.value.append(self._node(child, f"{path}.{len(tree.value)}" if path else "0", depth + 1))
+                tree.value.append(self._node(child, str(len(tree.value)), tree, depth + 1))
                 child = self.event()
         else:
-            tree = self._mapping(event, path, depth)
+            tree = self._mapping(event, key, parent, depth)
         if event.anchor is not None:
             self.anchors[event.anchor] = (tree, self.values - before + 1)
         return tree
 
-    def _mapping(self, event: Any, path: str, depth: int) -> Tree:
-        tree = self._tree({}, path, event)
+    def _mapping(self, event: Any, key: str, parent: Tree | None, depth: int) -> Tree:
+        tree = self._tree({}, key, parent, event)
         merges: list[Tree] = []
         child = self.event()
         while not isinstance(child, yaml.MappingEndEvent):
@@ -148,15 +145,15 @@ class _Composer:
                 self._report("C109", "a key must be a plain word, not a list, a mapping or an alias", child)
                 raise _GiveUpError
             name = child.value
-            key = self._scalar(child, f"{path}.{name}" if path else name)
-            value = self._node(self.event(), key.path, depth + 1)
+            key_tree = self._scalar(child, name, tree)
+            value = self._node(self.event(), name, tree, depth + 1)
             if name == "<<" and child.implicit[0]:
                 merges.extend(value.value if value.is_list else [value])
             elif name in tree.value:
-                self._duplicate(name, key, tree.keys[name])
+                self._duplicate(name, key_tree, tree.keys[name])
             else:
                 tree.value[name] = value
-                tree.keys[name] = key
+                tree.keys[name] = key_tree
             child = self.event()
         for merge in merges:
             if not merge.is_mapping:
@@ -168,10 +165,10 @@ class _Composer:
                 tree.keys.setdefault(name, merge.keys[name])
         return tree
 
-    def _scalar(self, event: Any, path: str) -> Tree:
+    def _scalar(self, event: Any, key: str, parent: Tree | None) -> Tree:
         text = event.value
-        is_text = not event.implicit[0] or (event.tag or "").endswith(":str")
-        tree = self._tree(text if is_text else _resolve(text), path, event, text)
+        is_text = event.tag.endswith((":str", "!")) if event.tag else not event.implicit[0]
+        tree = self._tree(text if is_text else _resolve(text), key, parent, event, text)
         end = event.end_mark
         if event.start_mark.line == end.line:
             first = end.column - len(text) - (1 if event.style else 0)
@@ -179,9 +176,9 @@ class _Composer:
                 tree.inner = first + 1
         return tree
 
-    def _tree(self, value: Any, path: str, event: Any, text: str | None = None) -> Tree:
+    def _tree(self, value: Any, key: str, parent: Tree | None, event: Any, text: str | None = None) -> Tree:
         mark = event.start_mark
-        return Tree(value, path, text, self.document, mark.line + 1, mark.column + 1)
+        return Tree(value, key, parent, text, self.document, mark.line + 1, mark.column + 1)
 
     def _alias(self, event: Any) -> Tree:
         if event.anchor not in self.anchors:

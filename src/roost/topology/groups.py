@@ -64,6 +64,14 @@ def read_groups(
             )
             reader.fields.complain("301", message, at, fixes=[Fix("choose another label, or drop this group")])
             continue
+        if known is not None:  # what the job does not say, the cluster's description does
+            group = NodeGroup(
+                group.label,
+                group.node_ranks,
+                group.hardware_type or known.hardware_type,
+                group.hardware if group.hardware_type else known.hardware,
+                group.environments or known.environments,
+            )
         groups.append(group)
     return groups
 
@@ -93,7 +101,7 @@ def check_hardware_fields(fields: Fields, type_name: str, values: dict[str, Tree
         return not must_be_registered
     before = len(fields.findings)
     names = [field.name for field in known]
-    for key in values.keys() - set(names):
+    for key in [key for key in values if key not in names]:
         near = did_you_mean(key, names)
         fixes = [Fix("did you mean", f"{near}:")] if near else []
         rule = f"fields of {type_name}: {', '.join(names) or 'none'}"
@@ -134,6 +142,7 @@ class _GroupReader:
         if ranks_tree is not None:
             limit = range(self.topology.num_nodes)
             ranks = self._ranks(ranks_tree, limit, f"the cluster has nodes 0-{limit[-1]}")
+        self.members = frozenset(ranks)
         environments = self._environments(ranks)
         hardware_type, hardware = self._hardware(tree.get("hardware"), ranks)
         if label is None or not ranks:
@@ -245,12 +254,17 @@ class _GroupReader:
             self._unknown_type(fields, kind)
             return kind, ()
         items: list[tuple[int, Hardware]] = []
+        seen: set[str] = set()
         for entry in fields.entries("configs"):
             item = self._hardware_config(entry, kind, group_ranks)
-            if item is not None and item in items:
+            if item is None:
+                continue
+            fingerprint = json.dumps([item[0], item[1].fields], sort_keys=True)
+            if self.check_hardware and fingerprint in seen:
                 at = entry.keys.get("node_rank", entry)
                 fields.complain("310", f"this {kind} on node {item[0]} is listed twice", at)
-            elif item is not None:
+            else:
+                seen.add(fingerprint)
                 items.append(item)
         if tree.get("configs") is None:  # the machines themselves say what they carry
             nodes = self.topology.nodes
@@ -269,7 +283,7 @@ class _GroupReader:
             return None
         if not group_ranks:  # already complained about
             return None
-        if rank not in group_ranks:
+        if rank not in self.members:
             rule = f"the group has nodes {format_ranks(group_ranks)}"
             message = f"a {kind} is on node {rank}, which is not in its group"
             fields.complain("310", message, tree.value["node_rank"], rule=rule)

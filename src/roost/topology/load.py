@@ -98,7 +98,7 @@ def _read_accelerators(
     if tree is None or tree.value is None:
         return none
     if isinstance(tree.value, int):  # accelerators: 8
-        tree = Tree({"count": tree}, tree.path)
+        tree = Tree({"count": tree}, "accelerators")
     fields = Fields(tree, findings, "accelerators", "T")
     if not fields.ok:
         return none
@@ -107,7 +107,7 @@ def _read_accelerators(
     ids = tuple(fields.as_text(item, "an id") or "" for item in id_trees)
     count = fields.integer("count", 0, len(ids)) or 0
     if count > MAX_ACCELERATORS_PER_NODE:
-        fields.wrong(tree.value["count"], f"a node has at most {MAX_ACCELERATORS_PER_NODE:,} accelerators")
+        fields.wrong(tree.get("count") or tree, f"a node has at most {MAX_ACCELERATORS_PER_NODE:,} accelerators")
         return none
     if ids and (len(ids) != count or len(set(ids)) != count):
         fields.wrong(tree.value["ids"], f"ids are unique, one per accelerator ({count})")

@@ -154,6 +154,12 @@ class Topology:
         """Number of accelerators of all nodes."""
         return sum(len(node.accelerator_ids) for node in self.nodes)
 
+    @cached_property
+    def noun(self) -> str:
+        """What its accelerators are called: GPU, NPU, or accelerator where they differ."""
+        nouns = {node.accelerator_type.noun for node in self.nodes if node.accelerator_ids} or {"GPU"}
+        return nouns.pop() if len(nouns) == 1 else "accelerator"
+
     @property
     def topology(self) -> Topology:
         """Itself, so that a topology stands wherever a live cluster does."""
@@ -341,14 +347,26 @@ class Topology:
         return Topology.from_dict(plain)
 
 
+def _number(value: float | None) -> float | None:
+    """Equal numbers print alike: 8 and 8.0 are 8."""
+    return int(value) if value is not None and value == int(value) else value
+
+
+def _sorted(value: Any) -> Any:
+    """Plain data with its keys in order."""
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _node_entry(node: Node) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": node.name,
         "address": node.address,
-        "cpus": node.cpus,
-        "memory_gib": node.memory_gib,
+        "cpus": _number(node.cpus),
+        "memory_gib": _number(node.memory_gib),
         "labels": dict(sorted(node.labels.items())),
-        "hardware": [{"type": item.type, **item.fields} for item in node.hardware],
+        "hardware": [{"type": item.type, **_sorted(item.fields)} for item in node.hardware],
     }
     entry = {key: value for key, value in entry.items() if value not in ("", None, {}, [])}
     if node.accelerator_ids:
@@ -356,7 +374,7 @@ def _node_entry(node: Node) -> dict[str, Any]:
             "count": len(node.accelerator_ids),
             "vendor": node.accelerator_type.name,
             "model": node.accelerator_model,
-            "memory_gib": node.accelerator_memory_gib,
+            "memory_gib": _number(node.accelerator_memory_gib),
         }
         if node.accelerator_ids != numbered_ids(len(node.accelerator_ids)):
             accelerators["ids"] = list(node.accelerator_ids)
@@ -369,14 +387,14 @@ def _group_entry(group: NodeGroup) -> dict[str, Any]:
     if group.hardware_type:
         entry["hardware"] = {
             "type": group.hardware_type,
-            "configs": [{"node_rank": rank, **item.fields} for rank, item in group.hardware],
+            "configs": [{"node_rank": rank, **_sorted(item.fields)} for rank, item in group.hardware],
         }
     if group.environments:
         entry["env_configs"] = []
         for env in group.environments:
             config: dict[str, Any] = {"node_ranks": format_ranks(env.node_ranks)}
             if env.variables:
-                config["env_vars"] = [{key: value} for key, value in env.variables.items()]
+                config["env_vars"] = [{key: value} for key, value in sorted(env.variables.items())]
             if env.interpreter:
                 config["python_interpreter_path"] = env.interpreter
             entry["env_configs"].append(config)

@@ -1,6 +1,53 @@
 """NVIDIA GPUs."""
 
-from roost.hardware.accelerators import AcceleratorType, register_accelerator
+from __future__ import annotations
+
+from roost.hardware.accelerators import AcceleratorType, Device, register_accelerator
+
+
+def _detect() -> list[Device]:
+    """All GPUs of this node, from the driver library, whatever this process is shown of them."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        devices = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+            model = str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA ")
+            devices.append(Device(str(index), str(pynvml.nvmlDeviceGetUUID(handle)), model, round(memory, 1)))
+        return devices
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_uuids() -> list[str] | None:
+    """What CUDA shows to this process: asked of the driver, not of a variable."""
+    import ctypes
+    from uuid import UUID
+
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    uuids = []
+    for ordinal in range(count.value):
+        device, raw = ctypes.c_int(), (ctypes.c_char * 16)()
+        if cuda.cuDeviceGet(ctypes.byref(device), ordinal) == 0 and cuda.cuDeviceGetUuid(raw, device) == 0:
+            uuids.append(f"GPU-{UUID(bytes=bytes(raw))}")
+    return uuids
+
 
 NVIDIA = register_accelerator(
     AcceleratorType(
@@ -9,5 +56,7 @@ NVIDIA = register_accelerator(
         noset_variables=("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",),
         # Without it CUDA numbers unequal cards by speed, and the driver library by bus.
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        detect=_detect,
+        visible_uuids=_visible_uuids,
     )
 )

@@ -1,0 +1,174 @@
+"""The command line, run as users run it: as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import roost
+
+ROOT = Path(__file__).parents[2]
+GOOD = "cluster: {component_placement: {actor: 0-7, rollout: '0-7:0-3'}}\n"
+
+
+def run(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "roost", *arguments],
+        cwd=cwd, env={**os.environ, "NO_COLOR": "1", **env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_plan_shows_a_map_on_stdout_and_nothing_on_stderr(job: Path) -> None:
+    done = run("plan", str(job), "--cluster", "1x8:H200")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A actor" in done.stdout
+    assert "R rollout" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_plan_in_colour_has_the_same_letters(job: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    done = subprocess.run(
+        [sys.executable, "-m", "roost", "plan", str(job), "--cluster", "1x8"],
+        env={**environment, "FORCE_COLOR": "1", "TERM": "xterm-256color"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "\x1b[" in done.stdout
+    assert "A" in done.stdout
+
+
+def test_json_is_all_of_stdout_and_is_the_plan(job: Path) -> None:
+    done = run("plan", str(job), "--cluster", "1x8", "--json")
+    plan = roost.Plan.from_json(done.stdout)
+    assert plan.to_json() == done.stdout
+    assert json.loads(done.stdout)["components"][0]["name"] == "actor"
+
+
+def test_problems_of_the_plan_go_to_stderr_with_exit_code_1(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "cluster:\n  component_placement:\n"
+        "    actor: {placement: 0-7, gpu_share: 0.8}\n    rollout: {placement: 0-7, gpu_share: 0.4}\n"
+    )
+    for command in ("plan", "validate"):
+        done = run(command, str(path), "--cluster", "1x8")
+        assert done.returncode == 1
+        assert "error[K101]" in done.stderr
+        assert "error[" not in done.stdout
+    done = run("plan", str(path), "--cluster", "1x8", "--json")
+    assert done.returncode == 1
+    assert roost.Plan.from_json(done.stdout).components
+
+
+def test_all_problems_of_a_file_at_once_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "cluster:\n  num_node: 1\n  component_placement:\n    actor: 0-3:0-2\n    rollout: 0-99\n    reward: x\n"
+    )
+    done = run("validate", str(path), "--cluster", "1x8")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    for code in ("C201", "P104", "P105", "P101"):
+        assert f"error[{code}]" in done.stderr
+    assert f"{path}:4:16" in done.stderr
+    assert "4 problems" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("plan",),
+        ("plan", "JOB"),
+        ("plan", "JOB", "--cluster", "2y8"),
+        ("plan", "JOB", "--cluster", "missing.yaml"),
+        ("plan", "missing.yaml", "--cluster", "1x8"),
+        ("plan", ".", "--cluster", "1x8"),
+        ("plan", "JOB", "--cluster", "1x8", "--import", "no_such_module_here"),
+        ("fly", "JOB"),
+        ("explain", "JOB", "actor[8]", "--cluster", "1x8"),
+        ("explain", "JOB", "actr[0]", "--cluster", "1x8"),
+        ("explain", "JOB", "actor", "--cluster", "1x8"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(job: Path, arguments: tuple[str, ...]) -> None:
+    done = run(*(str(job) if word == "JOB" else word for word in arguments))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_validate_says_so_in_one_line(job: Path) -> None:
+    done = run("validate", str(job), "--cluster", "1x8")
+    assert done.returncode == 0
+    assert "launchable" in done.stdout.splitlines()[-1]
+
+
+def test_explain_names_place_rule_neighbours_and_environment(job: Path) -> None:
+    done = run("explain", str(job), "rollout[1]", "--cluster", "1x8")
+    assert done.returncode == 0
+    assert "rollout[1] goes to node 0, GPUs 2-3" in done.stdout
+    assert "0-7:0-3" in done.stdout
+    assert "actor[2], actor[3]" in done.stdout
+    assert "CUDA_VISIBLE_DEVICES=2,3" in done.stdout
+
+
+def test_hardware_types_come_from_imported_modules() -> None:
+    cluster = "examples/heterogeneous-cluster.yaml"
+    without = run("validate", "examples/heterogeneous.yaml", "--cluster", cluster)
+    assert without.returncode == 1
+    assert "error[C308]" in without.stderr
+    done = run("validate", "examples/heterogeneous.yaml", "--cluster", cluster, "--import", "examples.robots")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_large_cluster_is_summarised(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("cluster: {component_placement: {actor: 0-4095, rollout: 4096-8191}}\n")
+    done = run("plan", str(path), "--cluster", "1024x8")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) < 40
+    assert "0-511" in done.stdout
+
+
+def test_uneven_clusters_leave_the_middle_out(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("cluster: {component_placement: {actor: all}}\n")
+    cluster = "+".join(f"1x{1 + i % 4}" for i in range(300))
+    done = run("plan", str(path), "--cluster", cluster)
+    assert "more nodes" in done.stdout
+    assert "more processes" in done.stdout
+    assert len(done.stdout.splitlines()) < 80
+
+
+def test_a_reader_that_stops_early_is_no_error(job: Path) -> None:
+    script = f"{sys.executable} -m roost plan {job} --cluster 1x8 --json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_debug_variable_shows_the_traceback(job: Path) -> None:
+    done = run("plan", str(job), "--cluster", "zzz", ROOST_DEBUG="1")
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "explain"])
+def test_help_shows_an_example(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert f"roost {command} job.yaml" in done.stdout

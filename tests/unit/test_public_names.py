@@ -1,0 +1,89 @@
+"""What ``import roost`` gives, and what it does not load."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import roost
+
+OF_THE_ISSUE = [
+    "AcceleratorType", "ComponentPlacement", "FlexiblePlacementStrategy", "HybridComponentPlacement",
+    "ModelParallelComponentPlacement", "Node", "NodeGroup", "NodePlacementStrategy", "PackedPlacementStrategy",
+    "Placement", "PlacementError", "PlacementMode", "PlacementStrategy", "Plan", "RoostError", "Topology",
+    "load_config", "register_hardware",
+]  # fmt: skip
+BESIDE_THEM = [
+    "ComponentPlan", "Config", "ConfigError", "Finding", "Hardware", "Layout", "Process", "TopologyError",
+    "WeightTransport", "__version__", "register_accelerator", "resolve_layout", "stable_order_key",
+]  # fmt: skip
+
+HEAVY = ("ray", "torch", "omegaconf", "hydra", "numpy", "rich", "yaml")
+
+
+def in_a_fresh_interpreter(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def loaded_by(code):
+    found = in_a_fresh_interpreter(f"import sys\n{code}\nprint(*[m for m in {HEAVY!r} if m in sys.modules])")
+    return set(found)
+
+
+def test_import_loads_nothing_heavy():
+    assert loaded_by("import roost") == set()
+
+
+def test_no_name_loads_ray_torch_or_omegaconf():
+    loaded = loaded_by("import roost\nfor name in roost.__all__: getattr(roost, name)")
+    assert not loaded & {"ray", "torch", "omegaconf", "hydra", "numpy"}
+
+
+def test_planning_needs_neither_ray_torch_nor_omegaconf():
+    loaded = loaded_by(
+        "import roost\n"
+        "plan = roost.Plan.resolve({'cluster': {'component_placement': {'actor': '0-7'}}}, roost.Topology.parse('1x8'))\n"
+        "plan.check(); roost.Plan.from_json(plan.to_json())"
+    )
+    assert not loaded & {"ray", "torch", "omegaconf", "hydra", "numpy", "rich"}
+
+
+@pytest.mark.parametrize("name", OF_THE_ISSUE)
+def test_every_name_of_the_issue(name):
+    assert name in roost.__all__
+    assert getattr(roost, name).__name__ == name
+
+
+def test_public_names_are_exactly_these():
+    assert sorted(roost.__all__) == sorted(OF_THE_ISSUE + BESIDE_THEM)
+    assert len(set(roost.__all__)) == len(roost.__all__)
+    assert set(dir(roost)) >= set(roost.__all__)
+
+
+@pytest.mark.parametrize("name", roost.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name):
+    value = getattr(roost, name)
+    assert value is getattr(roost, name)
+    if not isinstance(value, str):
+        assert value.__doc__
+        home = importlib.import_module(value.__module__)
+        assert getattr(home, name) is value
+
+
+def test_star_import():
+    names = in_a_fresh_interpreter("from roost import *\nprint(*sorted(n for n in dir() if n[0] != '_'))")
+    assert set(names) == {name for name in roost.__all__ if not name.startswith("_")}
+
+
+def test_other_names_are_not_there():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = roost.no_such_name
+    with pytest.raises(ImportError):
+        from roost import no_such_name  # noqa: F401
+
+
+def test_version():
+    assert roost.__version__.count(".") == 2
