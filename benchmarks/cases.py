@@ -22,6 +22,7 @@ class Case:
         name: What the table calls it.
         prepare: Number of accelerators → the function to be timed; what it does is not timed.
         processes: Number of accelerators → processes placed, which are the floor's tuples.
+        max_growth: The exponent expected at most; ``None``: nothing is expected.
         max_ratio: Expected at most so many times the floor; ``None``: nothing is expected.
         max_seconds: Expected at most, for the largest size of the default run.
         max_gib: The same for memory.
@@ -30,20 +31,22 @@ class Case:
     name: str
     prepare: Callable[[int], Run]
     processes: Callable[[int], int]
+    max_growth: float | None = 1.1
     max_ratio: float | None = None
     max_seconds: float | None = None
     max_gib: float | None = None
 
 
 def floor(count: int) -> Run:
-    """A bare loop that builds as many 11-tuples as there are processes: less cannot be done."""
+    """A bare loop that builds an 11-tuple per process, of the numbers that a placement has."""
 
     def run() -> object:
-        node, index, first, kind, local, size, isolate, label = 0, 0, 0, "NVIDIA", 0, 8, True, "cluster"
+        kind, size, isolate, label = "NVIDIA", PER_NODE, True, "cluster"
         visible, hardware = ("0",), (0,)
         rows = []
         for rank in range(count):
-            rows.append((rank, node, index, first, kind, local, size, visible, isolate, hardware, label))
+            node, local = divmod(rank, PER_NODE)
+            rows.append((rank, node, node, local, kind, local, size, visible, isolate, hardware, label))
         return rows
 
     return run
@@ -128,7 +131,7 @@ def _plan(accelerators: int) -> Run:
 
 
 CASES = {
-    "floor": Case("the floor itself", floor, lambda n: n),
+    "floor": Case("the floor itself", floor, lambda n: n, max_growth=None),
     "packed": Case("packed", _packed, lambda n: n, max_ratio=6.0),
     "strided": Case("packed, 2 each, stride 4", _strided, lambda n: n // 2, max_ratio=6.0),
     "flexible": Case("flexible", _flexible, lambda n: n, max_ratio=6.0),

@@ -6,6 +6,7 @@ The tree::
      ├── ConfigError      (also ValueError)                  a job file, or a value in it
      ├── TopologyError    (also ValueError)                  a description of machines
      ├── PlacementError   (also ValueError, AssertionError)  a placement that cannot be
+     ├── RankError        (also ValueError)                  a text that is no rank or range
      ├── ClusterError     (also RuntimeError)                a cluster that cannot be had
      │    ├── ReservationError                               accelerators that cannot be had
      │    └── LaunchError                                    workers that did not start
@@ -33,6 +34,7 @@ __all__ = [
     "Mark",
     "Place",
     "PlacementError",
+    "RankError",
     "ReservationError",
     "RoostError",
     "TopologyError",
@@ -221,6 +223,27 @@ class PlacementError(RoostError, ValueError, AssertionError):
 
     It is an ``AssertionError`` too: code written for older launchers catches that.
     """
+
+
+class RankError(RoostError, ValueError):
+    """A text is not a rank, a range, or a list of them; whoever knows its place says more.
+
+    Attributes:
+        reason: What is wrong, in words for people.
+        offset: Where in the text, from 0.
+        length: How many characters are concerned.
+        suggestion: A text that is right and probably meant, or empty.
+    """
+
+    def __init__(self, reason: str, offset: int = 0, length: int = 1, suggestion: str = "") -> None:
+        super().__init__([Finding("P101", reason)])
+        self.reason = reason
+        self.offset = offset
+        self.length = length
+        self.suggestion = suggestion
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.reason, self.offset, self.length, self.suggestion))
 
 
 class ClusterError(RoostError, RuntimeError):

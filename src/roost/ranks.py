@@ -9,33 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["MAX_RANK", "RankError", "format_ranks", "parse_range", "parse_ranks"]
+from roost.errors import RankError
+
+__all__ = ["MAX_RANK", "format_ranks", "parse_range", "parse_ranks"]
 
 MAX_RANK = 2**40
 """Larger numbers are typing errors; they are refused before anything is computed from them."""
 
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
-
-
-class RankError(ValueError):
-    """A text is not a rank, a range, or a list of them.
-
-    Attributes:
-        reason: What is wrong, in words for people.
-        offset: Where in the text, from 0.
-        length: How many characters are concerned.
-        suggestion: A text that is right and probably meant, or empty.
-    """
-
-    def __init__(self, reason: str, offset: int, length: int, suggestion: str = "") -> None:
-        super().__init__(reason, offset, length, suggestion)
-        self.reason = reason
-        self.offset = offset
-        self.length = length
-        self.suggestion = suggestion
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 def parse_range(text: str, offset: int = 0) -> range:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost import Topology
+from roost.errors import RankError
 from roost.placement.language import Segment, format_segments, parse_placement
 from roost.placement.resources import Resources
-from roost.ranks import RankError, format_ranks, parse_ranks
+from roost.ranks import format_ranks, parse_ranks
 from roost.source import Tree
 
 RESOURCES = Resources(Topology.parse("1x4000"))

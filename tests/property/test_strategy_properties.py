@@ -114,7 +114,8 @@ def test_flexible(topology: Topology, data: st.DataObject) -> None:
         by_node.setdefault((resource.node, resource.kind), []).append(rank)
     on_one_node = [st.lists(st.sampled_from(ranks), min_size=1, max_size=4, unique=True) for ranks in by_node.values()]
     anywhere = st.lists(st.integers(0, len(resources)), max_size=3)
-    lists = data.draw(st.lists(st.one_of([*on_one_node, *on_one_node, anywhere]), max_size=8))
+    lists = data.draw(st.lists(st.one_of(on_one_node), max_size=8)) if on_one_node else []
+    lists += data.draw(st.sampled_from([[], [], [], []]) | st.lists(anywhere, max_size=1))
     before = [list(ranks) for ranks in lists]
     isolate = data.draw(st.booleans())
     compare(
@@ -129,7 +130,8 @@ def test_flexible(topology: Topology, data: st.DataObject) -> None:
 def test_node(topology: Topology, data: st.DataObject) -> None:
     labels = data.draw(labels_of(topology))
     total = len(reference.resources_of(topology, labels, as_nodes=True))
-    ranks = data.draw(st.lists(st.one_of(*[st.integers(0, total - 1)] * 5, st.just(total)), max_size=12))
+    extra = data.draw(st.sampled_from([[], [], [], [], [], [total]]))
+    ranks = data.draw(st.lists(st.integers(0, total - 1), max_size=12).map(lambda ranks: ranks + extra))
     before = list(ranks)
     isolate = data.draw(st.booleans())
     compare(

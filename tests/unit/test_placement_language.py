@@ -126,7 +126,7 @@ def test_the_mixed_example_of_the_seeds(job):
         ("9" * 10_000, []),
         # not a text at all
         (None, ["null"]),
-        (True, ["not True"]),
+        (True, ["not true"]),
         (1.5, ["1.5"]),
         (float("nan"), ["nan"]),
         (float("inf"), ["inf"]),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from roost.ranks import RankError, format_ranks, parse_range, parse_ranks
+from roost.errors import RankError
+from roost.ranks import format_ranks, parse_range, parse_ranks
 
 
 @pytest.mark.parametrize(

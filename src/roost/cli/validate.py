@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from roost.cli.inputs import Formatter, add_inputs, read_inputs
-from roost.cli.output import print_notes, print_problems, stdout
+from roost.cli.output import print_notes, print_problems, print_view
 from roost.plan import Plan
 
 __all__ = ["add", "run"]
@@ -40,5 +40,5 @@ def run(args: Namespace) -> int:
     print_notes(findings)
     if print_problems(findings):
         return 1
-    stdout().print(f"{args.job}: launchable. {summary(plan)}", soft_wrap=True, markup=False)
+    print_view(f"{args.job}: launchable. {summary(plan)}")
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
@@ -39,6 +39,24 @@ class PlacementMode(Enum):
     """Any sets, overlapping or not."""
     AUTO = "auto"
     """Disaggregated, and the actor may grow over all of them."""
+
+
+Masks = dict[int, int]
+"""A set of accelerators: node rank → a bit per local rank. Costs per node, not per accelerator."""
+
+
+def union(sets: Iterable[Masks]) -> Masks:
+    """All accelerators of several sets."""
+    joined: Masks = {}
+    for masks in sets:
+        for node, bits in masks.items():
+            joined[node] = joined.get(node, 0) | bits
+    return joined
+
+
+def count_bits(masks: Masks) -> int:
+    """How many accelerators a set has."""
+    return sum(bits.bit_count() for bits in masks.values())
 
 
 class ComponentPlacement:
@@ -200,28 +218,29 @@ class ComponentPlacement:
             )
             self.notes.append(Finding("N102", message, severity="note"))
 
-    def _accelerators(self, name: str) -> frozenset[tuple[int, int]]:
-        """The accelerators of a component as (node rank, local rank)."""
+    def _accelerators(self, name: str) -> Masks:
+        """The accelerators of a component: node rank → a bit per local rank."""
         resources = self._resources[self._specs[name].labels]
-        found: set[tuple[int, int]] = set()
+        found: Masks = {}
         for segment in self._segments[name]:
             for span in resources.spans_of(segment.resources):
                 if span.kind == "accelerator":
                     low = max(segment.resources[0], span.first) - span.first
                     high = min(segment.resources[-1] + 1, span.end) - span.first
-                    found.update((span.node.rank, local) for local in range(low, high))
-        return frozenset(found)
+                    bits = (1 << high) - (1 << low)
+                    found[span.node.rank] = found.get(span.node.rank, 0) | bits
+        return found
 
     def _seen_mode(self) -> PlacementMode:
         """What the sets of accelerators amount to."""
-        sets = [s for name in self._segments if (s := self._accelerators(name))]
+        sets = {name: self._accelerators(name) for name in self._segments}
         actor, rollout = (
-            frozenset().union(*(self._accelerators(n) for n in self._segments if self._specs[n].role == role))
-            for role in ("actor", "rollout")
+            union(sets[name] for name in sets if self._specs[name].role == role) for role in ("actor", "rollout")
         )
         if actor and actor == rollout:
             return PlacementMode.COLLOCATED
-        if len(sets) > 1 and sum(map(len, sets)) == len(frozenset().union(*sets)):
+        used = [found for found in sets.values() if found]
+        if len(used) > 1 and sum(map(count_bits, used)) == count_bits(union(used)):
             return PlacementMode.DISAGGREGATED
         return PlacementMode.HYBRID
 

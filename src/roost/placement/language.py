@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from roost.errors import Finding, Fix
+from roost.errors import Finding, Fix, RankError
 from roost.placement.resources import Resources, Span
 from roost.placement.strategies import MAX_PROCESSES
-from roost.ranks import RankError, parse_range
+from roost.ranks import parse_range
 from roost.source import Tree
 from roost.topology import NODE
 
@@ -142,7 +142,7 @@ class _Parser:
         length = len(left.strip())
         process_start = offset + len(left) + 1 + len(right) - len(right.lstrip())
         try:
-            if left.strip() == "all":
+            if left.strip(" \t\r\n") == "all":
                 if not self.resources.total:
                     outside = self.resources.outside(range(1))
                     if outside is not None:
@@ -186,7 +186,8 @@ class _Parser:
         twice = next((r for r in before if r[0] <= ranks[-1] and ranks[0] <= r[-1]), None)
         if twice is not None:
             both = _format_range(range(max(twice[0], ranks[0]), min(twice[-1], ranks[-1]) + 1))
-            message = f"{self.name}: {noun} {both} are named twice"
+            what = f"{noun} {both} are" if "-" in both else f"{self.resources.noun()} {both} is"
+            message = f"{self.name}: {what} named twice"
         else:
             message = f"{self.name}: {noun} {shown} are named after {last}, and ranks ascend"
         fix = Fix("several processes on one resource are written with a colon", f"{self.name}: 0-3:0-7")

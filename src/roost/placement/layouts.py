@@ -84,9 +84,9 @@ def resolve_layout(
     else:
         total, offset = actor + rollout, actor
     rollout_share = range(offset, total)
-    if debug_train_only:
-        rollout_share = range(0)
-    elif colocate and not external_engines:
+    if debug_train_only or external_engines:
+        rollout_share = range(offset, offset)
+    elif colocate:
         rollout_share = range(rollout or total)
     actor_share = range(0) if debug_rollout_only else range(min(actor, total))
     return Layout(total, offset, actor_share, rollout_share)

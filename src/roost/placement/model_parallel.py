@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from roost.config import Component
 from roost.errors import Finding, Fix, PlacementError
-from roost.placement.component import ComponentPlacement, PlacementMode
+from roost.placement.component import ComponentPlacement, Masks, PlacementMode, count_bits
 from roost.placement.resources import ACCELERATOR
 from roost.placement.strategies import PackedPlacementStrategy
 from roost.ranks import format_ranks
+from roost.source import Tree
 
 __all__ = ["ModelParallelComponentPlacement"]
 
@@ -50,7 +52,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
     def _decide(self, findings: list[Finding]) -> None:
         self._by_role: dict[str, str] = {}
         self._ranges: dict[str, range] = {}
-        self._sets: dict[str, frozenset[tuple[int, int]]] = {}
+        self._sets: dict[str, Masks] = {}
         self._sizes: dict[str, _Sizes] = {}
         self._processes: dict[str, int] = {}
         for name in self.components:
@@ -58,7 +60,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         for role in ("actor", "rollout"):
             if role not in self._by_role:
                 message = f"model-parallel placement needs a component with role {role!r}"
-                fix = Fix("add it", f"{role}: 0-{self.topology.num_accelerators - 1}")
+                fix = Fix("add it", f"{role}: all")
                 at = self.job.section.get("component_placement") or self.job.section
                 findings.append(Finding("P301", message, at.place(), fixes=(fix,)))
         if findings:
@@ -104,9 +106,8 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         if name.endswith("_world_size"):
             role, size = name[: -len("_world_size")], "world_size"
         sizes = self.__dict__.get("_sizes", {})
-        if size in ("tp", "cp", "pp", "dp", "world_size") and role in _DISJOINT_ROLES:
-            found = sizes.get(role)
-            return int(getattr(found, size)) if found is not None else 0
+        if size in ("tp", "cp", "pp", "dp", "world_size") and role in sizes:
+            return int(getattr(sizes[role], size))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # Reading -------------------------------------------------------------------------------
@@ -143,9 +144,8 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     def _read_sizes(self, findings: list[Finding]) -> None:
         for role in _DISJOINT_ROLES:
-            if role not in self._sets:
-                continue
-            spec = self._specs[self._by_role[role]]
+            name = self._by_role.get(role)  # a role that is not there has sizes, and no accelerators
+            spec = self._specs[name] if name else Component(role, Tree(None), {}, role=role)
             if role == "rollout":
                 tp = self.job.size(spec, "tensor_parallel_size", findings)
                 sizes = _Sizes(tp, 1, self.job.size(spec, "pipeline_parallel_size", findings))
@@ -156,7 +156,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                     self.job.size(spec, "model.context_parallel_size", findings, like.cp),
                     self.job.size(spec, "model.pipeline_model_parallel_size", findings, like.pp),
                 )
-            sizes = replace(sizes, world_size=len(self._sets[role]))
+            sizes = replace(sizes, world_size=count_bits(self._sets.get(role, {})))
             self._sizes[role] = sizes
             if sizes.world_size % sizes.replica:
                 self._indivisible(role, sizes, findings)
@@ -193,7 +193,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         """Two roles that have an accelerator in common, if any two have."""
         roles = [role for role in _DISJOINT_ROLES if role in self._sets]
         pairs = ((a, b) for i, a in enumerate(roles) for b in roles[i + 1 :])
-        return next(((a, b) for a, b in pairs if self._sets[a] & self._sets[b]), None)
+        return next(((a, b) for a, b in pairs if _overlap(self._sets[a], self._sets[b])), None)
 
     def _no_mode(self, clash: tuple[str, str] | None, wanted: str) -> Finding:
         first, second = clash or ("actor", "rollout")
@@ -234,6 +234,13 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             marks = (placement.mark(),)
             findings.append(Finding("P303", message, placement.place(), marks, self._context, rule, fixes))
         actor_tp, rollout_tp = self._sizes["actor"].tp, self._sizes["rollout"].tp
+        if self._sizes["rollout"].pp > 1:
+            placement = self._specs[self._by_role["rollout"]].placement
+            message = (
+                f"collocated engines have no pipeline stages, and pipeline_parallel_size is {self._sizes['rollout'].pp}"
+            )
+            fixes = (Fix("more tensor parallelism instead", "pipeline_parallel_size: 1"),)
+            findings.append(Finding("P307", message, placement.place(), (placement.mark(),), fixes=fixes))
         if actor_tp > rollout_tp and actor_tp % rollout_tp:
             spec = self._specs[self._by_role["rollout"]]
             tree = self.job.tree.find(f"{spec.name}.tensor_parallel_size") or spec.placement
@@ -267,11 +274,14 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         for role in ("actor", "rollout", "inference"):
             if role not in self._sets:
                 continue
-            ranks = sorted(starts[node] + local for node, local in self._sets[role])
-            if ranks != list(range(expected, expected + len(ranks))):
+            masks = self._sets[role]
+            count = count_bits(masks)
+            first = min(starts[node] + (bits & -bits).bit_length() - 1 for node, bits in masks.items())
+            last = max(starts[node] + bits.bit_length() - 1 for node, bits in masks.items())
+            if (first, last) != (expected, expected + count - 1):
                 self._auto_finding(role, f"{role} must begin at GPU {expected}", expected, findings)
                 return
-            expected += len(ranks)
+            expected += count
         if expected != self.topology.num_accelerators:
             message = f"GPUs {expected}-{self.topology.num_accelerators - 1} are left over"
             self._auto_finding("rollout", message, self._ranges["rollout"][0], findings)
@@ -288,7 +298,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
     def _place_component(self, name: str, mode: PlacementMode, findings: list[Finding]) -> None:
         spec = self._specs[name]
         role = spec.role
-        if role not in self._sizes:
+        if role not in self._sets or role == "reward":
             self._strategies[name] = self._general_strategy(name)
             return
         per_process = stride = 1
@@ -350,3 +360,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         name = self._by_role[role]
         labels = self._specs[name].labels
         return self._ranks_text(name) + (f" of {', '.join(labels)}" if labels else "")
+
+
+def _overlap(one: Masks, other: Masks) -> bool:
+    return any(bits & other.get(node, 0) for node, bits in one.items())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from roost.errors import Finding, Fix, PlacementError
@@ -15,28 +16,27 @@ from roost.topology import CLUSTER, NODE, Topology
 if TYPE_CHECKING:
     from roost.topology import Node, NodeGroup
 
-__all__ = ["ACCELERATOR", "Resources", "Span", "place"]
+__all__ = ["ACCELERATOR", "Resources", "Span", "collector_paused", "place"]
 
 ACCELERATOR = "accelerator"
 
 
-@dataclass(frozen=True, slots=True)
 class Span:
-    """The resources of one node in one group: ranks ``first`` … ``first + count - 1``.
+    """The resources of one node in one group: ranks ``first`` … ``end - 1``.
 
-    ``kind`` is ``"accelerator"``, ``"node"`` or the name of a hardware type.
+    ``kind`` is ``"accelerator"``, ``"node"`` or the name of a hardware type. (Not a frozen dataclass:
+    a cluster of 100,000 accelerators makes 12,000 of these for every strategy.)
     """
 
-    first: int
-    count: int
-    node: Node
-    label: str
-    kind: str
+    __slots__ = ("count", "end", "first", "kind", "label", "node")
 
-    @property
-    def end(self) -> int:
-        """The rank after its last."""
-        return self.first + self.count
+    def __init__(self, first: int, count: int, node: Node, label: str, kind: str) -> None:
+        self.first = first
+        self.count = count
+        self.end = first + count
+        self.node = node
+        self.label = label
+        self.kind = kind
 
     @property
     def ranks(self) -> str:
@@ -175,7 +175,23 @@ def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acce
         runs: Where each run of processes is, and the node-local resource ranks of each process.
         isolate_accelerator: Whether a process sees only its own accelerators.
     """
-    runs = list(runs)
+    with collector_paused():
+        return _place(list(runs), isolate_accelerator)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keeps the garbage collector from walking 100,000 new objects again and again; none is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _place(runs: list[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_accelerator: bool) -> list[Placement]:
     sizes: dict[int, int] = {}
     node_index: dict[int, int] = {}
     for span, processes in runs:
@@ -190,10 +206,13 @@ def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acce
     for span, processes in runs:
         node = span.node
         node_rank, ids, kind = node.rank, node.accelerator_ids, node.accelerator_type
-        key = (processes, ids, span.kind)
-        rows = cache.get(key)
+        rows = cache.get((id(processes), id(ids), span.kind))  # all of them alive in `runs`
         if rows is None:
-            rows = cache[key] = [_row(span.kind, ids, local, isolate_accelerator) for local in processes]
+            key = (processes, ids, span.kind)
+            rows = cache.get(key)
+            if rows is None:
+                rows = cache[key] = [_row(span.kind, ids, local, isolate_accelerator) for local in processes]
+            cache[id(processes), id(ids), span.kind] = rows
         label, size, index = span.label, sizes[node_rank], node_index[node_rank]
         local_rank = placed.get(node_rank, 0)
         for first, visible, local in rows:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from roost.errors import Finding, Fix, PlacementError, shown
 from roost.placement.placement import Placement, accept_older_names
-from roost.placement.resources import Resources, Span, place
+from roost.placement.resources import Resources, Span, collector_paused, place
 from roost.ranks import MAX_RANK
 from roost.topology import NodeGroup, Topology
 
@@ -189,8 +190,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         node_group_label: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(node_group_label)
-        self.hardware_ranks_list: list[tuple[int, ...]] = _rank_lists(hardware_ranks_list)
-        self.hardware_ranks_list.sort(key=operator.itemgetter(0))
+        with collector_paused():
+            self.hardware_ranks_list: list[tuple[int, ...]] = _rank_lists(hardware_ranks_list)
 
     @classmethod
     def _trusted(cls, lists: list[tuple[int, ...]], labels: Sequence[str]) -> FlexiblePlacementStrategy:
@@ -208,13 +209,29 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             PlacementError: Where a rank is out of range, or a process would span nodes or types.
         """
         resources = self._resources(cluster)
-        last = max(ranks[-1] for ranks in self.hardware_ranks_list)
+        last = max(map(operator.itemgetter(-1), self.hardware_ranks_list))
         outside = resources.outside(range(last, last + 1))
         if outside is not None:
             raise PlacementError([outside])
         return place(self._runs(resources), isolate_accelerator)
 
     def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+        is_single = max(map(len, self.hardware_ranks_list)) == 1
+        return self._single_runs(resources) if is_single else self._general_runs(resources)
+
+    def _single_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+        """One resource each: no process can span anything, so whole nodes are cut out at once."""
+        firsts = [ranks[0] for ranks in self.hardware_ranks_list]
+        singles = [(local,) for local in range(max(span.count for span in resources.spans))]
+        index = 0
+        while index < len(firsts):
+            span = resources.span_of(firsts[index])
+            end = bisect_left(firsts, span.end, index)
+            base = span.first
+            yield span, tuple([singles[rank - base] for rank in firsts[index:end]])
+            index = end
+
+    def _general_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
         spans = iter(resources.spans)
         span = next(spans)
         end, base = span.end, span.first
@@ -308,10 +325,17 @@ def _check_packed(start: int, end: int, per_process: int, stride: int) -> Iterat
 
 
 def _rank_lists(lists: Any) -> list[tuple[int, ...]]:
-    """The caller's lists, checked, each sorted, as tuples: the caller's own are left alone."""
+    """The caller's lists, checked, each sorted, then by their first rank; the caller's own are left alone."""
+    given = _iterate(lists, "hardware_ranks_list")
+    if set(map(type, given)) <= {list, tuple, range} and set(map(len, given)) == {1}:
+        singles = [ranks[0] for ranks in given]  # one each, by far the most frequent case
+        if set(map(type, singles)) == {int}:
+            singles.sort()
+            if singles[0] >= 0 and singles[-1] < MAX_RANK:
+                return [(rank,) for rank in singles]
     findings: list[Finding] = []
     checked: list[tuple[int, ...]] = []
-    for index, ranks in enumerate(_iterate(lists, "hardware_ranks_list")):
+    for index, ranks in enumerate(given):
         if len(findings) >= 100:
             break
         before = len(findings)
@@ -335,6 +359,7 @@ def _rank_lists(lists: Any) -> list[tuple[int, ...]]:
         findings.append(Finding("P204", "hardware_ranks_list is empty: there is no process to place"))
     if findings:
         raise PlacementError(findings)
+    checked.sort(key=operator.itemgetter(0))
     return checked
 
 

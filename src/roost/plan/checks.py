@@ -29,24 +29,27 @@ def _check_accelerators(plan: Plan) -> Iterator[Finding]:
     idle = where.pop(0, [])
     if idle:
         total = plan.topology.num_accelerators
-        yield _note("N101", f"{len(idle):,} of {counted(total, plan.topology.noun)} are idle: {_places(idle)}")
+        yield _note(
+            "N101",
+            f"{len(idle):,} of {counted(total, plan.topology.noun)} are idle: {_places(idle, plan.topology.noun)}",
+        )
     if plan.mode is PlacementMode.AUTO:
         yield _note("N112", "auto: the actor may grow over all accelerators, so nothing is added up on them")
         return
     undeclared: dict[str, int] = {}
     for crowd in sorted(where):
-        members = {plan.components[i]: n for i, n in plan.occupancy.members(crowd).items()}
+        members = [(plan.components[i], n) for i, n in plan.occupancy.members(crowd).items()]
         yield from _check_shares(plan, members, where[crowd])
         yield from _check_memory(plan, members, where[crowd])
-        if sum(members.values()) > 1:
-            for component in members:
+        if sum(n for _, n in members) > 1:
+            for component, _ in members:
                 if component.gpu_share is None:
                     undeclared[component.name] = undeclared.get(component.name, 0) + len(where[crowd])
     unknown = [
         at for places in where.values() for at in places if plan.topology.nodes[at[0]].accelerator_memory_gib is None
     ]
     if unknown and any(component.memory_gib is not None for component in plan.components):
-        message = f"{_places(sorted(unknown))}: memory_gib cannot be checked: the cards' memory is not known"
+        message = f"{_places(sorted(unknown), plan.topology.noun)}: memory_gib cannot be checked: the cards' memory is not known"
         yield _note("N107", message, (Fix("say it in a cluster file", "accelerators: {count: 8, memory_gib: 80}"),))
     if undeclared:
         names = ", ".join(undeclared)
@@ -58,15 +61,15 @@ def _check_accelerators(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _check_shares(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[int, int]]) -> Iterator[Finding]:
-    shares = [(c.name, c.gpu_share, n) for c, n in members.items() if c.gpu_share is not None]
+def _check_shares(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list[tuple[int, int]]) -> Iterator[Finding]:
+    shares = [(c.name, c.gpu_share, n) for c, n in members if c.gpu_share is not None]
     total = sum(share * n for _, share, n in shares)
     if total > 1 + _SLACK:
-        worst = max((c for c in members if c.gpu_share is not None), key=lambda c: (c.gpu_share or 0.0, c.name))
+        worst = max((c for c, _ in members if c.gpu_share is not None), key=lambda c: (c.gpu_share or 0.0, c.name))
         even = int(100 / sum(n for _, _, n in shares)) / 100
         yield Finding(
             "K101",
-            f"{_places(at)}: shares add up to {total:g}: {_sum_text(shares)}",
+            f"{_places(at, plan.topology.noun)}: shares add up to {total:g}: {_sum_text(shares)}",
             worst.places.get("gpu_share"),
             context=(f"cluster: {plan.topology.describe()}",),
             rule="the shares of one GPU add up to 1 at most",
@@ -74,8 +77,8 @@ def _check_shares(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[
         )
 
 
-def _check_memory(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[int, int]]) -> Iterator[Finding]:
-    needs = [(c.name, c.memory_gib, n) for c, n in members.items() if c.memory_gib is not None]
+def _check_memory(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list[tuple[int, int]]) -> Iterator[Finding]:
+    needs = [(c.name, c.memory_gib, n) for c, n in members if c.memory_gib is not None]
     total = sum(need * n for _, need, n in needs)
     if not needs:
         return
@@ -84,10 +87,12 @@ def _check_memory(plan: Plan, members: dict[ComponentPlan, int], at: list[tuple[
         by_card.setdefault(plan.topology.nodes[place[0]].accelerator_memory_gib, []).append(place)
     for card, places in by_card.items():
         if card is not None and total > card + _SLACK:
-            largest = max((c for c in members if c.memory_gib is not None), key=lambda c: (c.memory_gib or 0.0, c.name))
+            largest = max(
+                (c for c, _ in members if c.memory_gib is not None), key=lambda c: (c.memory_gib or 0.0, c.name)
+            )
             yield Finding(
                 "K102",
-                f"{_places(places)}: {total:g} GiB on a card of {card:g} GiB: {_sum_text(needs)}",
+                f"{_places(places, plan.topology.noun)}: {total:g} GiB on a card of {card:g} GiB: {_sum_text(needs)}",
                 largest.places.get("memory_gib"),
                 context=(f"cluster: {plan.topology.describe()}",),
                 rule="memory_gib of all processes on a GPU fits its memory",
@@ -103,6 +108,10 @@ def _check_cpus(plan: Plan) -> Iterator[Finding]:
         for placement in component.placements:
             on_node = wanted.setdefault(placement.cluster_node_rank, {})
             on_node[index] = on_node.get(index, 0) + 1
+    unknown = [rank for rank in sorted(wanted) if plan.topology.nodes[rank].cpus is None]
+    if unknown:
+        message = f"{_nodes(unknown)}: cpus cannot be checked: the nodes' CPUs are not known"
+        yield _note("N113", message, (Fix("say it in a cluster file", "cpus: 128"),))
     short: dict[tuple[float, tuple[tuple[int, int], ...]], list[int]] = {}
     for rank, counts in sorted(wanted.items()):
         there = plan.topology.nodes[rank].cpus
@@ -113,9 +122,11 @@ def _check_cpus(plan: Plan) -> Iterator[Finding]:
         total = sum(cpus * n for _, cpus, n in parts)
         if total <= there + _SLACK:
             continue
+        most = max((plan.components[i] for i, _ in company), key=lambda c: ((c.cpus or 0.0) * c.world_size, c.name))
         yield Finding(
             "K103",
             f"{_nodes(ranks)}: {total:g} CPUs are wanted and {there:g} are there: {_sum_text(parts)}",
+            most.places.get("cpus"),
             rule="cpus of all processes on a node fit its CPUs",
             fixes=(Fix("fewer CPUs per process, or fewer processes"),),
         )
@@ -183,7 +194,7 @@ def _check_double_ranks(plan: Plan, component: ComponentPlan) -> Iterator[Findin
         for at in places
     ]
     if double:
-        message = f"{component.name}: several of its ranks are on one GPU ({_places(double)}): NCCL refuses that"
+        message = f"{component.name}: several of its ranks are on one GPU ({_places(double, plan.topology.noun)}): NCCL refuses that"
         yield _note("N111", message, (Fix("one process per GPU", f"{component.name}: 0-7"),))
 
 
@@ -199,7 +210,7 @@ def _nodes(ranks: list[int]) -> str:
     return f"node {ranks[0]}" if len(ranks) == 1 else f"nodes {format_ranks(ranks)}"
 
 
-def _places(at: list[tuple[int, int]]) -> str:
+def _places(at: list[tuple[int, int]], noun: str) -> str:
     """``nodes 0-3 GPU 4-7``: nodes with the same local ranks are said together."""
     by_node: dict[int, list[int]] = {}
     for node, local in at:
@@ -207,7 +218,7 @@ def _places(at: list[tuple[int, int]]) -> str:
     by_locals: dict[str, list[int]] = {}
     for node, local_ranks in by_node.items():
         by_locals.setdefault(format_ranks(local_ranks), []).append(node)
-    parts = [f"{_nodes(nodes)} GPU {text}" for text, nodes in by_locals.items()]
+    parts = [f"{_nodes(nodes)} {noun} {text}" for text, nodes in by_locals.items()]
     more = f"; … {len(parts) - 4} more" if len(parts) > 4 else ""
     shown = "; ".join(parts[:4])
     return (shown if len(shown) <= 160 else shown[:159] + "…") + more

@@ -16,10 +16,11 @@ from roost.placement import (
     Placement,
     PlacementMode,
 )
+from roost.placement.resources import collector_paused
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
 from roost.plan.transport import WeightTransport, choose_transports
-from roost.source import as_tree
+from roost.source import Tree, as_tree
 from roost.topology import Topology
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
@@ -108,8 +109,11 @@ class Plan:
         Raises:
             RoostError: With everything that cannot be resolved.
         """
-        whole = Topology.of(topology)
-        tree = as_tree(config)
+        with collector_paused():
+            return Plan._resolve(as_tree(config), Topology.of(topology))
+
+    @staticmethod
+    def _resolve(tree: Tree, whole: Topology) -> Plan:
         placed = _placement_class(tree)(tree, whole)
         notes = list(placed.notes)
         if placed.topology.num_nodes < whole.num_nodes:

@@ -299,6 +299,8 @@ class _Grower:
         total = 1
         for name, child in items:
             text = name if isinstance(name, str) else _text_of(name)
+            if text in tree.value:
+                raise ConfigError([Finding("C107", f"two keys are both written {text[:60]!r}", tree.place())])
             tree.value[text], size = self.grow(child, text, tree, depth + 1)
             tree.keys[text] = Tree(text, text, tree)
             total += size
@@ -332,8 +334,8 @@ class _Grower:
 
 
 def _text_of(value: Any) -> str:
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()  # as YAML writes them
     if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print some of these
         return f"a number of {value.bit_length()} bits"
     try:

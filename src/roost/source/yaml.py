@@ -244,7 +244,10 @@ class _Composer:
                 rule="YAML is indented with spaces",
                 fixes=(Fix("replace the tab by spaces"),),
             )
-        return Finding("C104", message, place)
+        fixes: tuple[Fix, ...] = ()
+        if "mapping values are not allowed" in message:
+            fixes = (Fix("a colon inside a value has no space after it, or the value is quoted", '"0-3:0-7"'),)
+        return Finding("C104", message, place, fixes=fixes)
 
 
 def _resolve(text: str) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from roost.errors import Finding, Fix, did_you_mean
+from roost.errors import Finding, Fix, RankError, did_you_mean
 from roost.hardware import AcceleratorType, hardware_fields, hardware_types
-from roost.ranks import RankError, format_ranks, parse_ranks
+from roost.ranks import format_ranks, parse_ranks
 from roost.source import Fields, Tree
 from roost.topology.model import CLUSTER, NODE, Hardware, NodeEnvironment, NodeGroup, Topology
 
@@ -90,6 +89,8 @@ def check_label(fields: Fields, at: Tree, label: str) -> bool:
 
 def check_hardware_fields(fields: Fields, type_name: str, values: dict[str, Tree], must_be_registered: bool) -> bool:
     """Checks a hardware's values against the dataclass registered for its type."""
+    import json
+
     for key, value in values.items():
         try:
             json.dumps(value.plain(), allow_nan=False)
@@ -253,6 +254,8 @@ class _GroupReader:
         if self.check_hardware and hardware_fields(kind) is None:
             self._unknown_type(fields, kind)
             return kind, ()
+        import json
+
         items: list[tuple[int, Hardware]] = []
         seen: set[str] = set()
         for entry in fields.entries("configs"):

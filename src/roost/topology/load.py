@@ -133,7 +133,13 @@ def _read_labels(fields: Fields) -> dict[str, str]:
     if not tree.is_mapping:
         fields.wrong(tree, "labels is a mapping, such as {rack: r1}")
         return {}
-    return {key: text for key, value in tree.items() if (text := fields.as_text(value, f"label {key}"))}
+    labels = {}
+    for key, value in tree.items():
+        if value.is_scalar and value.value is not None:
+            labels[key] = value.text
+        else:
+            fields.wrong(value, f"label {key} is a text")
+    return labels
 
 
 def _read_hardware(tree: Tree, findings: list[Finding]) -> Hardware | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -277,7 +276,9 @@ class Topology:
         tree = as_tree(cluster_config)
         section = tree.get("cluster") or tree
         findings: list[Finding] = []
-        groups = read_groups(section, self, findings)
+        used = section.get("num_nodes")
+        limit = used.value if used is not None and type(used.value) is int and used.value > 0 else self.num_nodes
+        groups = read_groups(section, self.first(limit), findings)
         raise_problems(findings)
         return self.adding(groups)
 
@@ -321,6 +322,8 @@ class Topology:
 
     def to_json(self) -> str:
         """JSON text, byte-identical for equal topologies; :meth:`from_json` is its inverse."""
+        import json
+
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
 
     @staticmethod
@@ -338,6 +341,8 @@ class Topology:
         Raises:
             TopologyError: Where the text is not such JSON.
         """
+        import json
+
         try:
             plain = json.loads(text)
         except (ValueError, RecursionError) as error:

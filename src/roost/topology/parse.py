@@ -23,7 +23,8 @@ def parse_topology(text: str) -> Topology:
     """
     if not isinstance(text, str) or not text.strip():
         raise TopologyError([_finding(str(text), 0, str(text), "a topology looks like 2x8")])
-    nodes: list[Node] = []
+    parts: list[tuple[int, int, AcceleratorType, str]] = []
+    total = 0
     findings: list[Finding] = []
     offset = 0
     for part in text.split("+"):
@@ -32,24 +33,23 @@ def parse_topology(text: str) -> Topology:
             findings.append(_finding(text, offset, part, f"{part.strip()[:40]!r} is not like 2x8 or 8x8:H200"))
         else:
             number, count = int(match[1]), int(match[2])
-            kind, model = _vendor_and_model(match[3] or "")
-            if not 1 <= number <= MAX_NODES - len(nodes):
-                findings.append(_finding(text, offset, part, f"{number} nodes: from 1 to {MAX_NODES:,} in all"))
+            total += number
+            if not number or total > MAX_NODES:
+                findings.append(_finding(text, offset, part, f"{total:,} nodes: from 1 to {MAX_NODES:,} in all"))
             elif count > MAX_ACCELERATORS_PER_NODE:
                 most = f"at most {MAX_ACCELERATORS_PER_NODE:,}"
                 findings.append(_finding(text, offset, part, f"{count} accelerators in one node: {most}"))
-            else:
-                if not count:
-                    kind, model = AcceleratorType.NO_ACCEL, ""
-                ids = numbered_ids(count)
-                first = len(nodes)
-                nodes.extend(
-                    Node(first + i, accelerator_ids=ids, accelerator_type=kind, accelerator_model=model)
-                    for i in range(number)
-                )
+            kind, model = _vendor_and_model(match[3] or "")
+            parts.append((number, count, kind, model) if count else (number, 0, AcceleratorType.NO_ACCEL, ""))
         offset += len(part) + 1
     if findings:
         raise TopologyError(findings)
+    nodes: list[Node] = []
+    for number, count, kind, model in parts:
+        first, ids = len(nodes), numbered_ids(count)
+        nodes.extend(
+            Node(first + i, accelerator_ids=ids, accelerator_type=kind, accelerator_model=model) for i in range(number)
+        )
     return Topology(tuple(nodes))
 
 
