@@ -191,15 +191,28 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     ) -> None:
         super().__init__(node_group_label)
         with collector_paused():
-            self.hardware_ranks_list: list[tuple[int, ...]] = _rank_lists(hardware_ranks_list)
+            given = _iterate(hardware_ranks_list, "hardware_ranks_list")
+            # One rank each is by far the most frequent case, and a list of numbers the cheapest form of it.
+            self._singles: list[int] = _single_ranks(given)
+            self._lists: list[tuple[int, ...]] = [] if self._singles else _rank_lists(given)
 
     @classmethod
     def _trusted(cls, lists: list[tuple[int, ...]], labels: Sequence[str]) -> FlexiblePlacementStrategy:
         """From lists that are known to be sound and sorted."""
         strategy = cls.__new__(cls)
         PlacementStrategy.__init__(strategy, list(labels))
-        strategy.hardware_ranks_list = lists
+        is_single = max(map(len, lists)) == 1
+        strategy._singles = [ranks[0] for ranks in lists] if is_single else []
+        strategy._lists = [] if is_single else lists
         return strategy
+
+    def __repr__(self) -> str:
+        return f"FlexiblePlacementStrategy({shown(self.hardware_ranks_list)}, {self.node_group_labels!r})"
+
+    @property
+    def hardware_ranks_list(self) -> list[tuple[int, ...]]:
+        """The resource ranks of each process, sorted."""
+        return [(rank,) for rank in self._singles] or list(self._lists)
 
     @accept_older_names(_OLDER)
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
@@ -209,19 +222,18 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             PlacementError: Where a rank is out of range, or a process would span nodes or types.
         """
         resources = self._resources(cluster)
-        last = max(map(operator.itemgetter(-1), self.hardware_ranks_list))
+        last = self._singles[-1] if self._singles else max(map(operator.itemgetter(-1), self._lists))
         outside = resources.outside(range(last, last + 1))
         if outside is not None:
             raise PlacementError([outside])
         return place(self._runs(resources), isolate_accelerator)
 
     def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
-        is_single = max(map(len, self.hardware_ranks_list)) == 1
-        return self._single_runs(resources) if is_single else self._general_runs(resources)
+        return self._single_runs(resources) if self._singles else self._general_runs(resources)
 
     def _single_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
         """One resource each: no process can span anything, so whole nodes are cut out at once."""
-        firsts = [ranks[0] for ranks in self.hardware_ranks_list]
+        firsts = self._singles
         singles = [(local,) for local in range(max(span.count for span in resources.spans))]
         index = 0
         while index < len(firsts):
@@ -236,7 +248,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         span = next(spans)
         end, base = span.end, span.first
         run: list[tuple[int, ...]] = []
-        for rank, ranks in enumerate(self.hardware_ranks_list):
+        for rank, ranks in enumerate(self._lists):
             first = ranks[0]
             if first >= end:
                 if run:
@@ -324,15 +336,19 @@ def _check_packed(start: int, end: int, per_process: int, stride: int) -> Iterat
         )
 
 
-def _rank_lists(lists: Any) -> list[tuple[int, ...]]:
+def _single_ranks(given: tuple[Any, ...]) -> list[int]:
+    """The ranks of lists of one sound rank each, sorted; empty where any list is something else."""
+    if not set(map(type, given)) <= {list, tuple, range} or set(map(len, given)) != {1}:
+        return []
+    ranks = [ranks[0] for ranks in given]
+    if set(map(type, ranks)) != {int}:
+        return []
+    ranks.sort()
+    return ranks if ranks[0] >= 0 and ranks[-1] < MAX_RANK else []
+
+
+def _rank_lists(given: tuple[Any, ...]) -> list[tuple[int, ...]]:
     """The caller's lists, checked, each sorted, then by their first rank; the caller's own are left alone."""
-    given = _iterate(lists, "hardware_ranks_list")
-    if set(map(type, given)) <= {list, tuple, range} and set(map(len, given)) == {1}:
-        singles = [ranks[0] for ranks in given]  # one each, by far the most frequent case
-        if set(map(type, singles)) == {int}:
-            singles.sort()
-            if singles[0] >= 0 and singles[-1] < MAX_RANK:
-                return [(rank,) for rank in singles]
     findings: list[Finding] = []
     checked: list[tuple[int, ...]] = []
     for index, ranks in enumerate(given):
