@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run test lint types imports unit bench bench-quick docs snapshots clean
+.PHONY: help run maps test test-oldest lint types imports unit bench bench-quick snapshots clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -18,7 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
-run: $(STAMP) ## Plan the examples and show where everything goes
+run: $(STAMP) ## Plan a job, launch it on an embedded two-node Ray, and show what each worker got
+	@roost run examples/exchange.yaml --cluster 2x8
+
+maps: $(STAMP) ## Plan the other examples and show where everything goes
 	@$(BIN)/python examples/show.py
 
 test: lint types imports unit ## Lint, types, layers, and all tests
@@ -37,14 +40,28 @@ imports: $(STAMP)
 	lint-imports --no-logo
 
 unit: $(STAMP)
-	@echo "== tests (unit, property, docs)"
+	@echo "== tests (unit, property, ray, docs)"
 	pytest
+
+# The oldest Ray that is supported, in an environment of its own that is kept between checkouts.
+OLDEST := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roost/ray-2.47
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	@echo "== setting up $(OLDEST) (once)"
+	$(PYTHON) -m venv $(OLDEST)
+	sed '/^ray==/d' constraints.txt > $(OLDEST)/constraints.txt
+	PIP_CONSTRAINT=$(OLDEST)/constraints.txt $(OLDEST)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check 'ray==2.47.1' pytest pytest-timeout pyyaml rich psutil nvidia-ml-py omegaconf hydra-core
+	@touch $@
+
+test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
+	@echo "== tests on the oldest supported Ray"
+	PYTHONPATH=src $(OLDEST)/bin/python -m pytest tests/ray
 
 bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 	$(BIN)/python -m benchmarks
 
 bench-quick: $(STAMP) ## The same for small sizes only
-	$(BIN)/python -m benchmarks --largest 8192
+	$(BIN)/python -m benchmarks --only placement --largest 8192
 
 snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
 	UPDATE_SNAPSHOTS=1 pytest tests/unit tests/docs -q

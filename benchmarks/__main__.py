@@ -7,11 +7,12 @@ import os
 import platform
 from collections.abc import Sequence
 
+import ray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import measure, startup
+from benchmarks import launching, measure, startup
 from benchmarks.cases import CASES, Case, floor
 
 LARGEST = 131_072
@@ -27,9 +28,18 @@ def main() -> None:
         return
     console = Console(width=max(WIDTH, Console().width))
     progress = Console(stderr=True)
+    if arguments.only != "launching":
+        _placement(console, progress, arguments.largest)
+    if arguments.only != "placement":
+        with progress.status("launching"):
+            rows = launching.measure_launching()
+        console.print(_launching_table(rows))
+
+
+def _placement(console: Console, progress: Console, largest: int) -> None:
     table = _scaling_table()
     for name in track(CASES, "measuring", console=progress, transient=True):
-        _measure_case(table, name, measure.sizes_up_to(arguments.largest))
+        _measure_case(table, name, measure.sizes_up_to(largest))
     console.print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     console.print(table)
     console.print(_startup_table(startup.measure_startup()))
@@ -38,6 +48,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--largest", type=_size, default=LARGEST, metavar="N", help="most accelerators (%(default)s)")
+    parser.add_argument("--only", choices=("placement", "launching"), help="one of the two halves")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -47,6 +58,20 @@ def _size(text: str) -> int:
     if number < 8 or number % 8:
         raise argparse.ArgumentTypeError("a multiple of 8, from 8 up")
     return number
+
+
+def _launching_table(rows: Sequence[launching.Row]) -> Table:
+    caption = f"best of {launching.REPEATS} in turn (calls: median of 400); Ray {ray.__version__}, made-up accelerators"
+    table = Table(title="Beside plain Ray", caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("what", no_wrap=True)
+    for column in ("Roost", "plain Ray", "ratio"):
+        table.add_column(column, justify="right")
+    table.add_column("expected")
+    for row in rows:
+        mark = "✓" if row.is_met else "✗"
+        ours, plain = (f"{s:.2f} s" if s >= 0.1 else f"{s * 1e3:.2f} ms" for s in (row.roost_s, row.plain_s))
+        table.add_row(row.name, ours, plain, f"{row.ratio:.2f}", f"{mark} {row.expected}")
+    return table
 
 
 def _scaling_table() -> Table:

@@ -12,8 +12,30 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "roost.cluster": (
+        "Cluster",
+        "CollectiveManager",
+        "NodeInfo",
+        "NodeManager",
+        "PortLease",
+        "WorkerManager",
+        "lease_ports",
+    ),
     "roost.config": ("Config", "load_config"),
-    "roost.errors": ("ConfigError", "Finding", "PlacementError", "RoostError", "TopologyError"),
+    "roost.errors": (
+        "AttestationError",
+        "CallTimeoutError",
+        "ClusterError",
+        "ConfigError",
+        "Finding",
+        "LaunchError",
+        "PlacementError",
+        "ReservationError",
+        "RoostError",
+        "TopologyError",
+        "WorkerDiedError",
+        "WorkerError",
+    ),
     "roost.hardware": ("AcceleratorType", "register_accelerator", "register_hardware"),
     "roost.placement": (
         "ComponentPlacement",
@@ -30,17 +52,32 @@ _ROOMS = {
     "roost.plan": ("ComponentPlan", "Plan", "Process", "WeightTransport"),
     "roost.topology": ("Hardware", "Node", "NodeGroup", "Topology"),
     "roost.topology.order": ("stable_order_key",),
+    "roost.worker": ("Binding", "GroupResult", "PerRank", "Worker", "WorkerGroup"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 if TYPE_CHECKING:
+    from roost.cluster import Cluster as Cluster
+    from roost.cluster import CollectiveManager as CollectiveManager
+    from roost.cluster import NodeInfo as NodeInfo
+    from roost.cluster import NodeManager as NodeManager
+    from roost.cluster import PortLease as PortLease
+    from roost.cluster import WorkerManager as WorkerManager
+    from roost.cluster import lease_ports as lease_ports
     from roost.config import Config as Config
     from roost.config import load_config as load_config
+    from roost.errors import AttestationError as AttestationError
+    from roost.errors import CallTimeoutError as CallTimeoutError
+    from roost.errors import ClusterError as ClusterError
     from roost.errors import ConfigError as ConfigError
     from roost.errors import Finding as Finding
+    from roost.errors import LaunchError as LaunchError
     from roost.errors import PlacementError as PlacementError
+    from roost.errors import ReservationError as ReservationError
     from roost.errors import RoostError as RoostError
     from roost.errors import TopologyError as TopologyError
+    from roost.errors import WorkerDiedError as WorkerDiedError
+    from roost.errors import WorkerError as WorkerError
     from roost.hardware import AcceleratorType as AcceleratorType
     from roost.hardware import register_accelerator as register_accelerator
     from roost.hardware import register_hardware as register_hardware
@@ -64,6 +101,11 @@ if TYPE_CHECKING:
     from roost.topology import NodeGroup as NodeGroup
     from roost.topology import Topology as Topology
     from roost.topology.order import stable_order_key as stable_order_key
+    from roost.worker import Binding as Binding
+    from roost.worker import GroupResult as GroupResult
+    from roost.worker import PerRank as PerRank
+    from roost.worker import Worker as Worker
+    from roost.worker import WorkerGroup as WorkerGroup
 
 __all__ = ["__version__", *sorted(_ROOM_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
 

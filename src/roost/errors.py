@@ -11,6 +11,7 @@ The tree::
      │    ├── ReservationError                               accelerators that cannot be had
      │    └── LaunchError                                    workers that did not start
      │         └── AttestationError                          workers that got something else
+     ├── CallTimeoutError (also TimeoutError)                a call that did not end in time
      └── WorkerError      (also RuntimeError)                an exception in a worker
           └── WorkerDiedError                                a worker or its node is gone
 
@@ -26,6 +27,7 @@ from typing import Literal
 
 __all__ = [
     "AttestationError",
+    "CallTimeoutError",
     "ClusterError",
     "ConfigError",
     "Finding",
@@ -293,6 +295,10 @@ class WorkerError(RoostError, RuntimeError):
     def __reduce__(self) -> tuple[object, ...]:
         fields = (self.findings, self.group, self.rank, self.node_rank, self.remote_traceback)
         return (type(self), fields)
+
+
+class CallTimeoutError(RoostError, TimeoutError):
+    """A call on a group did not end in time; it says which ranks are still at it."""
 
 
 class WorkerDiedError(WorkerError):

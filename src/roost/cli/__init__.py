@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from roost import __version__
-from roost.cli import explain, plan, validate
+from roost.cli import doctor, explain, plan, run, status, validate
 from roost.cli.inputs import Formatter, UsageError
 from roost.cli.output import print_error
 from roost.errors import RoostError
@@ -21,6 +21,9 @@ Roost decides where every worker of a reinforcement-learning job lives.
   roost plan job.yaml --cluster 2x8        show where everything goes
   roost validate job.yaml --cluster 2x8    show everything that is wrong
   roost explain job.yaml 'actor[3]' --cluster 2x8
+  roost run job.yaml --cluster 2x8         launch it, here on an embedded Ray
+  roost status                             show what runs
+  roost doctor                             check every node
 """
 
 _EPILOG = """\
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"roost {__version__}")
     # With prog given, argparse need not format a usage (and load shutil) before it knows the command.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="roost")
-    for command in (plan, validate, explain):
+    for command in (plan, validate, explain, run, status, doctor):
         command.add(commands)
     args = parser.parse_args(argv)
     try:

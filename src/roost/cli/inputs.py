@@ -6,14 +6,14 @@ import importlib
 import os
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from roost.config import Config, load_config
 from roost.errors import Finding, RoostError
 from roost.topology import Topology
 
-__all__ = ["Formatter", "UsageError", "add_inputs", "as_usage", "read_inputs"]
+__all__ = ["Formatter", "UsageError", "add_inputs", "as_usage", "import_modules", "read_cluster", "read_inputs"]
 
 _CLUSTER_HELP = """\
 the machines: a text such as 2x8 (nodes x GPUs), 8x8:H200, 8x8:A800+8x8:4090+2x0, or a cluster file"""
@@ -30,9 +30,9 @@ class UsageError(RoostError):
     """The command was not called rightly: exit code 2."""
 
 
-def add_inputs(parser: ArgumentParser) -> None:
+def add_inputs(parser: ArgumentParser, is_cluster_required: bool = True) -> None:
     """Adds the arguments that all planning commands share."""
-    parser.add_argument("--cluster", required=True, metavar="CLUSTER", help=_CLUSTER_HELP)
+    parser.add_argument("--cluster", required=is_cluster_required, metavar="CLUSTER", help=_CLUSTER_HELP)
     parser.add_argument(
         "--import",
         dest="modules",
@@ -45,20 +45,26 @@ def add_inputs(parser: ArgumentParser) -> None:
 
 def read_inputs(args: Namespace) -> tuple[Config, Topology]:
     """The job and the machines that a command was given."""
-    if args.modules and "" not in sys.path:
-        sys.path.insert(0, "")
-    for module in args.modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError([Finding("U101", f"--import {module}: {error}")]) from error
+    import_modules(args.modules)
     with as_usage("C101"):
-        topology = _read_cluster(args.cluster)
+        topology = read_cluster(args.cluster)
         config = load_config(args.job)
     return config, topology
 
 
-def _read_cluster(text: str) -> Topology:
+def import_modules(modules: Sequence[str]) -> None:
+    """Imports modules that register something, also from this folder."""
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError([Finding("U101", f"--import {module}: {error}")]) from error
+
+
+def read_cluster(text: str) -> Topology:
+    """The machines of ``--cluster``: a file, or a short text."""
     if os.path.exists(text) or text.endswith((".yaml", ".yml", ".json")):
         return Topology.load(text)
     with as_usage("T101"):

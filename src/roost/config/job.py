@@ -13,8 +13,8 @@ from roost.source import Config, Fields, Tree, as_tree, load_tree
 
 __all__ = ["Component", "Job", "load_config", "read_job"]
 
-CLUSTER_KEYS = ("num_nodes", "component_placement", "node_groups", "auto_scheduler", "placement_mode")
-COMPONENT_KEYS = ("node_group", "placement", "role", "gpu_share", "cpus", "memory_gib")
+CLUSTER_KEYS = ("num_nodes", "component_placement", "node_groups", "auto_scheduler", "placement_mode", "node_order")
+COMPONENT_KEYS = ("node_group", "placement", "role", "gpu_share", "cpus", "memory_gib", "worker")
 MODES = ("collocated", "disaggregated", "hybrid", "auto")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
@@ -34,6 +34,7 @@ class Component:
         gpu_share: Fraction of each of its accelerators that a process takes; ``None``: not said.
         cpus: CPUs per process.
         memory_gib: Peak memory per process on each of its accelerators.
+        worker: The class that runs in its processes, as ``module:Class``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Component:
     gpu_share: float | None = None
     cpus: float | None = None
     memory_gib: float | None = None
+    worker: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Job:
         components: In the order of the file.
         num_nodes: Nodes that the job uses; ``None``: all there are.
         placement_mode: A mode that the job insists on; empty: as written.
+        run: The function that runs the job, as ``module:function``.
     """
 
     tree: Tree
@@ -64,6 +67,7 @@ class Job:
     components: tuple[Component, ...]
     num_nodes: int | None = None
     placement_mode: str = ""
+    run: str = ""
 
     def size(self, component: Component, path: str, findings: list[Finding], default: int = 1) -> int:
         """A size from a component's own section, such as ``rollout.tensor_parallel_size``.
@@ -125,6 +129,9 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
     is_explained = any("component_placement" in str(fix) for f in findings[before:] for fix in f.fixes)
     num_nodes = fields.integer("num_nodes", 0) or None
     mode = _read_mode(fields)
+    order = fields.text("node_order")
+    if order is not None and order not in ("address", "name") and not order.startswith("label:"):
+        fields.wrong(section.value["node_order"], "node_order is address, name or label:KEY")
     components: list[Component] = []
     if placements is None and is_explained:
         pass  # it is there, under another name or in another place
@@ -138,7 +145,9 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
         fields.wrong(placements, "component_placement maps component names to placements")
     else:
         components = _read_components(placements, findings)
-    return Job(tree, section, tuple(components), num_nodes, mode)
+    run = tree.get("run")
+    program = _program(Fields(tree, findings, "the job"), "run") if run is not None and run.is_scalar else ""
+    return Job(tree, section, tuple(components), num_nodes, mode, program)
 
 
 def _stray_components(fields: Fields) -> list[str]:
@@ -237,7 +246,27 @@ def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Co
         return None
     if labels is None:
         return None
-    return Component("", placement or Tree(None), tree.value, labels, label_tree, role, share, cpus, memory_gib)
+    return Component(
+        "",
+        placement or Tree(None),
+        tree.value,
+        labels,
+        label_tree,
+        role,
+        share,
+        cpus,
+        memory_gib,
+        _program(fields, "worker"),
+    )
+
+
+def _program(fields: Fields, key: str) -> str:
+    """A ``module:name``, or nothing."""
+    text = fields.text(key)
+    if text is not None and not re.match(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", text):
+        fields.wrong(fields.tree.value[key], f"{key} is written module:Name")
+        return ""
+    return text or ""
 
 
 def _list_finding(tree: Tree, what: str) -> Finding:

@@ -18,12 +18,16 @@ class Device:
         uuid: Its id in the world; empty where the vendor does not tell.
         model: Its model.
         memory_gib: Its memory.
+        used_gib: How much of that is in use.
+        pids: Processes that use it.
     """
 
     id: str
     uuid: str = ""
     model: str = ""
     memory_gib: float | None = None
+    used_gib: float | None = None
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

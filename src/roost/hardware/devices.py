@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from roost.errors import ConfigError, Finding, Fix
 
-__all__ = ["HardwareField", "hardware_fields", "hardware_types", "register_hardware"]
+__all__ = ["HardwareField", "hardware_detectors", "hardware_fields", "hardware_types", "register_hardware"]
 
 _T = TypeVar("_T")
 _types: dict[str, type[Any]] = {}
@@ -50,7 +50,9 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
             robot_ip: str
             camera: str = ""
 
-    Registering a name again replaces it, as happens when a notebook cell runs twice.
+    A class method ``detect`` that returns a list of instances is run on every node of a live cluster:
+    what it finds belongs to that node. Registering a name again replaces it, as happens when a notebook
+    cell runs twice.
     """
     if not isinstance(type_name, str) or not type_name.strip():
         raise ConfigError([Finding("C308", f"a hardware type has a name, not {type_name!r}")])
@@ -68,6 +70,11 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
         return cls
 
     return register
+
+
+def hardware_detectors() -> dict[str, type[Any]]:
+    """Registered types that can find themselves on a node."""
+    return {name: cls for name, cls in _types.items() if callable(getattr(cls, "detect", None))}
 
 
 def hardware_types() -> list[str]:

@@ -12,7 +12,7 @@ from roost.report.columns import align
 from roost.report.letters import COLOURS, component_letters
 from roost.report.rows import NodeRow, ProcessRow, fold, node_rows, process_rows
 
-__all__ = ["draw_plan", "summary"]
+__all__ = ["draw_map", "draw_plan", "summary"]
 
 _GRID_COLUMNS = 16
 _IDLE = "·"
@@ -27,12 +27,16 @@ def summary(plan: Plan) -> str:
     return f"{plan.mode.value}: {plan.topology.describe()}, {gpus}, {counted(processes, 'process')}"
 
 
+def draw_map(plan: Plan) -> Text:
+    """The summary, the map and the legend."""
+    painter = _Painter(plan)
+    return Text("\n\n").join([Text(summary(plan), style="bold"), painter.map(), painter.legend()])
+
+
 def draw_plan(plan: Plan) -> Text:
     """Everything ``roost plan`` shows of a plan, without its findings."""
     painter = _Painter(plan)
-    parts = [Text(summary(plan), style="bold"), painter.map(), painter.legend()]
-    parts += [painter.table(component) for component in plan.components]
-    return Text("\n\n").join(parts)
+    return Text("\n\n").join([draw_map(plan), *(painter.table(component) for component in plan.components)])
 
 
 class _Columns:

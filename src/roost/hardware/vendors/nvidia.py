@@ -19,9 +19,18 @@ def _detect() -> list[Device]:
         devices = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-            model = str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA ")
-            devices.append(Device(str(index), str(pynvml.nvmlDeviceGetUUID(handle)), model, round(memory, 1)))
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            devices.append(
+                Device(
+                    str(index),
+                    str(pynvml.nvmlDeviceGetUUID(handle)),
+                    str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
+                    round(memory.total / 2**30, 1),
+                    round(memory.used / 2**30, 1),
+                    tuple(sorted(user.pid for user in users)),
+                )
+            )
         return devices
     except pynvml.NVMLError:
         return []

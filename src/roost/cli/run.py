@@ -1,0 +1,133 @@
+"""``roost run``: plan, check, reserve, launch, run, close."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster
+from roost.cli.output import print_notes, print_problems, print_view
+from roost.config import Job, load_config, read_job
+from roost.errors import Finding, Fix, counted
+from roost.plan import Plan
+from roost.topology import Topology
+
+__all__ = ["add", "run"]
+
+MAX_EMBEDDED_NODES = 16
+
+_DESCRIPTION = """\
+Plans a job, shows the map, reserves, launches, runs it, and closes everything.
+
+  roost run job.yaml                    on the Ray of RAY_ADDRESS, or on this machine
+  roost run job.yaml --cluster 2x8      on an embedded Ray of two nodes with made-up accelerators
+
+The job names its program: 'run: module:function', called with the cluster and the plan, or
+'worker: module:Class' beside the placement of a component. Groups of such workers are launched
+first; the function finds them with cluster.get_group(name). Without a function, every group whose
+class has a method 'run' is called once. Modules are looked for beside the job file.
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser(
+        "run", help="plan, launch and run a job", description=_DESCRIPTION, formatter_class=Formatter
+    )
+    parser.add_argument("job", metavar="JOB.yaml", help="the job file")
+    add_inputs(parser, is_cluster_required=False)
+    parser.add_argument("--namespace", metavar="NAME", help="name of the job on its Ray")
+    parser.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    """Runs the command; returns the exit code."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(args.job)))
+    import_modules(args.modules)
+    with as_usage("C101"):
+        config = load_config(args.job)
+        topology = read_cluster(args.cluster) if args.cluster else None
+    job = read_job(config)
+    programs = _load_programs(job)
+    if topology is not None:
+        plan = Plan.resolve(config, topology)
+        if not _show(plan):
+            return 1
+        _check_size(topology)
+    with ExitStack() as stack:
+        if topology is not None and not os.environ.get("RAY_ADDRESS"):
+            from roost.testing import local_ray
+
+            print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
+            stack.enter_context(local_ray(topology))
+        from roost.cluster import Cluster
+
+        cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
+        plan = Plan.resolve(config, cluster)
+        if topology is None and not _show(plan):
+            return 1
+        return _execute(job, programs, cluster, plan)
+
+
+def _show(plan: Plan) -> bool:
+    """Prints the map and the findings; returns whether the plan is launchable."""
+    from roost.report.terminal import draw_map
+
+    findings = plan.check()
+    print_view(draw_map(plan))
+    print_notes(findings)
+    return not print_problems(findings)
+
+
+def _check_size(topology: Topology) -> None:
+    if topology.num_nodes > MAX_EMBEDDED_NODES and not os.environ.get("RAY_ADDRESS"):
+        message = f"an embedded Ray has at most {MAX_EMBEDDED_NODES} nodes, not {topology.num_nodes:,}"
+        fixes = (Fix("plan it instead", "roost plan …"), Fix("or run it on a real one", "RAY_ADDRESS=… roost run …"))
+        raise UsageError([Finding("U102", message, fixes=fixes)])
+
+
+def _load_programs(job: Job) -> dict[str, Any]:
+    """The function of the job (under ``""``) and the worker class of each component."""
+    wanted = {spec.name: spec.worker for spec in job.components if spec.worker}
+    if job.run:
+        wanted[""] = job.run
+    if not wanted:
+        message = "the job names no program"
+        fixes = (
+            Fix("a function that is called with cluster and plan", "run: my_job:main"),
+            Fix("or a worker class beside a placement", "actor: {placement: 0-7, worker: my_job:Actor}"),
+        )
+        raise UsageError([Finding("U103", message, fixes=fixes)])
+    loaded, findings = {}, []
+    for name, program in wanted.items():
+        module, _, attribute = program.partition(":")
+        try:
+            loaded[name] = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            findings.append(Finding("U104", f"{program} cannot be loaded: {error}"))
+    if findings:
+        raise UsageError(findings)
+    return loaded
+
+
+def _execute(job: Job, programs: dict[str, Any], cluster: Any, plan: Plan) -> int:
+    from roost.worker import GroupRequest
+
+    function: Callable[..., Any] | None = programs.pop("", None)
+    groups = {}
+    for name, cls in programs.items():
+        groups[name] = GroupRequest(cls).launch(cluster, plan=plan, component=name)
+        print_view(f"launched {name}: {counted(groups[name].world_size, 'worker')}")
+    if function is not None:
+        code = function(cluster, plan)
+        return code if isinstance(code, int) else 0
+    calls = [(name, group.run()) for name, group in groups.items() if "run" in group.methods]
+    for name, call in calls:
+        values = call.wait()
+        print_view(f"{name}.run(): {values if len(values) <= 8 else f'{len(values)} values'}")
+    return 0

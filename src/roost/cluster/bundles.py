@@ -1,0 +1,133 @@
+"""One bundle per accelerator, for code that thinks in placement groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roost.cluster.nodes import NodeInfo
+from roost.cluster.reserve import free_resources, pin, reservation_turn, which_accelerator
+from roost.errors import Finding, Fix, ReservationError, counted
+
+__all__ = ["Bundles", "reserve_bundles"]
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """A placement group of one accelerator per bundle, in the cluster's order.
+
+    Entry ``i`` of each list is about the i-th accelerator: the same one on every run, whatever order
+    Ray chose.
+
+    Attributes:
+        placement_group: The group.
+        bundle_indices: Index of its bundle.
+        node_ranks: Rank of its node.
+        accelerator_ids: Its id on that node.
+    """
+
+    placement_group: PlacementGroup
+    bundle_indices: tuple[int, ...]
+    node_ranks: tuple[int, ...]
+    accelerator_ids: tuple[str, ...]
+
+    def release(self) -> None:
+        """Gives the accelerators back."""
+        remove_placement_group(self.placement_group)
+
+
+def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_s: float) -> Bundles:
+    """Reserves the first so many free accelerators in cluster order, one per bundle.
+
+    Raises:
+        ReservationError: Saying how many are needed, registered and free, node by node.
+    """
+    deadline = time.monotonic() + timeout_s
+    is_possible = count <= sum(node.num_accelerators for node in nodes)
+    while True:
+        with reservation_turn(deadline):
+            owners = _first_free(nodes, count, cpus)
+            group = _take(nodes, owners, cpus) if owners else None
+        if group is not None:
+            break
+        if not is_possible or time.monotonic() > deadline:
+            raise ReservationError([_shortage(nodes, count, cpus)])
+        time.sleep(0.1)
+    ids = _ids(group, [nodes[rank] for rank in owners])
+    known = {rank: [device.id for device in nodes[rank].accelerators] for rank in set(owners)}
+    found = sorted((owners[i], known[owners[i]].index(ids[i]), i) for i in range(count))
+    return Bundles(
+        group,
+        tuple(index for _, _, index in found),
+        tuple(rank for rank, _, _ in found),
+        tuple(known[rank][local] for rank, local, _ in found),
+    )
+
+
+def _first_free(nodes: Sequence[NodeInfo], count: int, cpus: float) -> list[int]:
+    """The node of each of the first so many free accelerators; empty where there are not so many."""
+    free = free_resources()
+    owners: list[int] = []
+    for node in nodes:
+        there = free.get(node.ray_id, {})
+        fits = int(there.get(node.accelerator_type.ray_resource, 0.0)) if node.accelerators else 0
+        if cpus:
+            fits = min(fits, int(there.get("CPU", 0.0) / cpus))
+        owners += [node.rank] * min(fits, count - len(owners))
+    return owners if len(owners) == count else []
+
+
+def _take(nodes: Sequence[NodeInfo], owners: Sequence[int], cpus: float) -> PlacementGroup | None:
+    """A group of one bundle per owner, or nothing where somebody else was quicker."""
+    bundles = [
+        {nodes[rank].accelerator_type.ray_resource: 1.0, **({"CPU": cpus} if cpus else {}), **pin(nodes[rank])}
+        for rank in owners
+    ]
+    group = placement_group(bundles)
+    if group.wait(5.0):
+        return group
+    remove_placement_group(group)
+    return None
+
+
+def _shortage(nodes: Sequence[NodeInfo], count: int, cpus: float) -> Finding:
+    free = free_resources()
+    lines = []
+    for node in nodes[:16]:
+        there = free.get(node.ray_id, {})
+        accelerators = f"{there.get(node.accelerator_type.ray_resource, 0.0):g} of {node.num_accelerators}"
+        lines.append(
+            f"node {node.rank}: {accelerators} accelerators free, {there.get('CPU', 0.0):g} of {node.cpus:g} CPUs"
+        )
+    registered = sum(node.num_accelerators for node in nodes)
+    fixes = (Fix("fewer CPUs per bundle", "reserve_bundles(n, cpus=0)"),) if cpus else ()
+    message = f"{counted(count, 'bundle')} cannot be had: {registered} accelerators are registered"
+    return Finding(
+        "R205", message, context=tuple(lines), rule=f"a bundle is one accelerator and {cpus:g} CPUs", fixes=fixes
+    )
+
+
+def _ids(group: PlacementGroup, owners: Sequence[NodeInfo]) -> list[str]:
+    """Asks each bundle which accelerator it has: nodes at once, the bundles of a node in turn."""
+    probe = ray.remote(num_cpus=0, max_calls=0)(which_accelerator)
+    by_node: dict[str, list[int]] = {}
+    for index, node in enumerate(owners):
+        by_node.setdefault(node.ray_id, []).append(index)
+    ids = [""] * len(owners)
+    for turn in range(max(map(len, by_node.values()))):
+        asked = [(indices[turn], owners[indices[turn]]) for indices in by_node.values() if turn < len(indices)]
+        refs = []
+        for index, node in asked:
+            resource = node.accelerator_type.ray_resource
+            wanted: dict[str, Any] = {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            refs.append(probe.options(scheduling_strategy=strategy, **wanted).remote(resource))
+        for (index, _), found in zip(asked, ray.get(refs), strict=True):
+            ids[index] = found
+    return ids

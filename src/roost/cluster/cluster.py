@@ -1,0 +1,395 @@
+"""``Cluster``: the machines of a job, on Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.cluster.bundles import Bundles, reserve_bundles
+from roost.cluster.connect import alive_nodes, connect, forget_job, remember_job, wait_for_nodes
+from roost.cluster.managers import MANAGERS, NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers
+from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
+from roost.cluster.reserve import remove_holds
+from roost.errors import ClusterError, Finding, Fix, RoostError, counted
+from roost.source import Fields, as_tree
+from roost.topology import CLUSTER, NodeGroup, Topology
+
+__all__ = ["Cluster", "seconds_from"]
+
+NODE_TIMEOUT_S = 300.0
+RESERVE_TIMEOUT_S = 60.0
+
+
+class Cluster:
+    """The machines of a job: found, measured, put in order.
+
+    ``Cluster(num_nodes=2)`` waits for that many nodes; ``num_nodes=0`` takes all that are there;
+    ``Cluster(cluster_cfg=cfg.cluster)`` reads the number, the node groups and the order from a job.
+    These join the Ray that was asked for (``address``, ``RAY_ADDRESS``), or start one on this machine.
+    ``Cluster()`` attaches to the job that runs, from any process; closing it leaves the job alone.
+
+    There is one per process: asking again for the same returns it.
+
+    Args:
+        num_nodes: How many nodes the job uses.
+        cluster_cfg: The ``cluster`` section of a job.
+        address: Address of the Ray to join.
+        namespace: Name of the job on that Ray; default ``ROOST_NAMESPACE``, else :attr:`NAMESPACE`.
+        timeout_s: How long to wait for nodes; default ``ROOST_NODE_TIMEOUT_S``, else 300.
+        node_order: ``address``, ``name`` or ``label:KEY``: how nodes after the head are put in order.
+
+    Raises:
+        ClusterError: Saying what was there and what was missing.
+    """
+
+    NAMESPACE: ClassVar[str] = "roost"
+    _live: ClassVar[Cluster | None] = None
+
+    def __new__(  # noqa: D102
+        cls,
+        num_nodes: int | None = None,
+        cluster_cfg: Any = None,
+        *,
+        address: str | None = None,
+        namespace: str | None = None,
+        timeout_s: float | None = None,
+        node_order: str | None = None,
+    ) -> Cluster:
+        request = _Request.of(num_nodes, cluster_cfg, address, namespace, node_order)
+        live = Cluster._live
+        if live is not None and not live._is_connected():  # Ray was shut down, and the job with it
+            live = Cluster._live = None
+        if live is not None:
+            is_named_otherwise = namespace is not None and namespace != live.namespace
+            if request == live._request or (request.is_attach and not is_named_otherwise):
+                return live
+            message = f"this process has a cluster already ({live._request}), and another was asked for ({request})"
+            fix = Fix("close that one first", "cluster.close()")
+            raise ClusterError([Finding("R111", message, rule="one cluster per process", fixes=(fix,))])
+        cluster = super().__new__(cls)
+        cluster._open(request, cluster_cfg, timeout_s)
+        Cluster._live = cluster
+        join_namespace(cluster._namespace)
+        return cluster
+
+    def _open(self, request: _Request, cluster_cfg: Any, timeout_s: float | None) -> None:
+        self._request = request
+        self._namespace = request.namespace
+        self._groups: list[Any] = []
+        self._bundles: list[Bundles] = []
+        self._allocated: list[str] = []
+        limit = timeout_s if timeout_s is not None else seconds_from("ROOST_NODE_TIMEOUT_S", NODE_TIMEOUT_S)
+        self._owns_ray = connect(request.address, request.namespace, request.is_attach)
+        self._connection = ray.get_runtime_context().get_worker_id()
+        try:
+            if request.is_attach:
+                self._attach()
+            else:
+                self._found(request, cluster_cfg, limit)
+        except BaseException:
+            if self._owns_ray:
+                ray.shutdown()
+            raise
+
+    def _attach(self) -> None:
+        handle = find_managers(self._namespace)
+        if handle is None:
+            message = f"no Roost job runs in the namespace {self._namespace!r}"
+            fixes = (Fix("start one", "Cluster(num_nodes=1)"), Fix("or name it", "ROOST_NAMESPACE=…"))
+            raise ClusterError([Finding("R102", message, fixes=fixes)])
+        self.managers = handle
+        self._nodes, self._topology, self._master_port = ray.get(
+            [handle.get_nodes.remote(), handle.get_topology.remote(), handle.get_master_port.remote()]
+        )
+
+    def _found(self, request: _Request, cluster_cfg: Any, timeout_s: float) -> None:
+        """Finds the nodes, measures them, and starts the managers."""
+        started = time.monotonic()
+        there = wait_for_nodes(request.num_nodes, timeout_s) if request.num_nodes else alive_nodes()
+        left = max(10.0, timeout_s - (time.monotonic() - started))
+        nodes = order_nodes(measure_nodes(there, left), request.node_order)
+        if request.num_nodes:
+            nodes = nodes[: request.num_nodes]
+        topology = Topology(tuple(node.as_node() for node in nodes))
+        if cluster_cfg is not None:
+            topology = topology.with_groups(cluster_cfg)
+        self._nodes = nodes
+        self._topology = topology
+        self.managers = start_managers(nodes, topology, self._namespace, left)
+        self._master_port = ray.get(self.managers.get_master_port.remote())
+        remember_job(self._namespace, ray.get_runtime_context().gcs_address)
+
+    # What there is -------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes as the topology that plans are made on."""
+        return self._topology
+
+    @property
+    def namespace(self) -> str:
+        """The name of the job on its Ray."""
+        return self._namespace
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self._nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        """Number of accelerators of all nodes."""
+        return self._topology.num_accelerators
+
+    @property
+    def master_ip(self) -> str:
+        """Address of node 0."""
+        return self._nodes[0].address
+
+    @property
+    def master_port(self) -> int:
+        """A port on node 0 that is held for the job."""
+        return int(self._master_port)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the job belongs to another process."""
+        return self._request.is_attach
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """What was measured on a node."""
+        self._check_node(node_rank)
+        return self._nodes[node_rank]
+
+    def get_node_ip(self, node_rank: int) -> str:
+        """The address of a node."""
+        return self.get_node_info(node_rank).address
+
+    def get_node_group(self, label: str = CLUSTER) -> NodeGroup:
+        """The node group of that label."""
+        return self._topology.group(label)
+
+    # Taking and giving back ----------------------------------------------------------------
+
+    def reserve(
+        self,
+        accelerators: Mapping[int, Sequence[int]],
+        cpus: Mapping[int, float] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Holds accelerators, by node rank and local rank, so that no other Ray job gets them.
+
+        Returns:
+            A token for :meth:`release`.
+
+        Raises:
+            ReservationError: Naming node, accelerator and shortage.
+        """
+        limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
+        for rank in (*accelerators, *(cpus or ())):
+            self._check_node(rank)
+            for local in accelerators.get(rank, ()):
+                self._check_accelerator(rank, local)
+        job_id = ray.get_runtime_context().get_job_id()
+        found = ray.get(self.managers.reserve.remote(dict(accelerators), dict(cpus or {}), limit, job_id))
+        if isinstance(found, RoostError):
+            raise found
+        return int(found)
+
+    def release(self, token: int) -> None:
+        """Gives a reservation back."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self.managers.release.remote(token))
+
+    def reserve_bundles(self, count: int, cpus: float = 1.0, timeout_s: float | None = None) -> Bundles:
+        """Reserves accelerators as a placement group of one per bundle, in the cluster's stable order.
+
+        For code that thinks in bundles; groups of workers are reserved for by their launch.
+
+        Args:
+            count: How many.
+            cpus: CPUs in each bundle.
+            timeout_s: How long to wait; default ``ROOST_RESERVE_TIMEOUT_S``, else 60.
+
+        Raises:
+            ReservationError: Saying what is needed, registered and free, node by node.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ClusterError([Finding("R113", f"a number of bundles is from 1 up, not {count!r}")])
+        limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
+        bundles = reserve_bundles(self._nodes, count, cpus, limit)
+        self._bundles.append(bundles)
+        return bundles
+
+    def get_group(self, name: str) -> Any:
+        """The worker group of that name that this process launched; ``None`` where there is none."""
+        return next((group for group in self._groups if group.name == name), None)
+
+    def allocate(
+        self,
+        cls: type,
+        worker_name: str,
+        node_id: int,
+        gpu_id: int,
+        env_vars: Mapping[str, str],
+        cls_args: Sequence[Any] = (),
+        cls_kwargs: Mapping[str, Any] | None = None,
+    ) -> ray.actor.ActorHandle:
+        """Starts one actor on a node, in an environment of its own; returns its handle at once.
+
+        Args:
+            cls: The class; it is wrapped by ``ray.remote``.
+            worker_name: Unique name of the actor.
+            node_id: Rank of the node.
+            gpu_id: Local rank of the accelerator that it is meant for.
+            env_vars: Variables of its process.
+            cls_args: Arguments of its constructor.
+            cls_kwargs: Keyword arguments of its constructor.
+
+        Raises:
+            ClusterError: Where there is no such node or accelerator.
+        """
+        node = self.get_node_info(node_id)
+        if node.accelerators or gpu_id != 0:
+            self._check_accelerator(node_id, gpu_id)
+        noset = dict.fromkeys(node.accelerator_type.noset_variables, "1")
+        variables = {**noset, NAMESPACE_VARIABLE: self._namespace}
+        actor: Any = ray.remote(cls).options(
+            name=worker_name,
+            namespace=self._namespace,
+            num_cpus=0,
+            runtime_env={"env_vars": {**variables, **{key: str(value) for key, value in env_vars.items()}}},
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
+        )
+        handle: ray.actor.ActorHandle = actor.remote(*cls_args, **(cls_kwargs or {}))
+        self._allocated.append(worker_name)
+        return handle
+
+    def close(self) -> None:
+        """Ends every group of this process and, where the job is its own, the job."""
+        if Cluster._live is not self:
+            return
+        Cluster._live = None
+        join_namespace("")
+        if not self._is_connected():  # Ray was shut down, and all that was here with it
+            return
+        for group in list(self._groups):
+            group.close()
+        for bundles in self._bundles:
+            bundles.release()
+        for name in self._allocated:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(ray.get_actor(name, namespace=self._namespace))
+        if not self.is_attached:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(self.managers)
+            _wait_until_gone(self._namespace)
+            remove_holds(self.managers._actor_id.hex())
+            forget_job(self._namespace)
+        if self._owns_ray:
+            ray.shutdown()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self._topology.describe()}, namespace={self._namespace!r})"
+
+    def _is_connected(self) -> bool:
+        return ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._connection
+
+    def _check_accelerator(self, node_rank: int, local_rank: int) -> None:
+        node = self._nodes[node_rank]
+        if not isinstance(local_rank, int) or not 0 <= local_rank < node.num_accelerators:
+            message = f"node {node_rank} has {node.num_accelerators} {node.accelerator_type.noun}s, and no {local_rank}"
+            raise ClusterError([Finding("R112", message)])
+
+    def _check_node(self, node_rank: int) -> None:
+        if not isinstance(node_rank, int) or not 0 <= node_rank < len(self._nodes):
+            message = f"there is no node {node_rank}: nodes are 0-{len(self._nodes) - 1}"
+            raise ClusterError([Finding("R112", message)])
+
+
+class _Request:
+    """What was asked for: two requests are the same where these are."""
+
+    def __init__(
+        self, num_nodes: int | None, namespace: str, address: str | None, node_order: str, section: Any
+    ) -> None:
+        self.is_attach = num_nodes is None
+        self.num_nodes = num_nodes or 0
+        self.namespace = namespace
+        self.address = address
+        self.node_order = node_order
+        self.section = section
+
+    @staticmethod
+    def of(
+        num_nodes: int | None, cluster_cfg: Any, address: str | None, namespace: str | None, node_order: str | None
+    ) -> _Request:
+        chosen = namespace or os.environ.get(NAMESPACE_VARIABLE) or Cluster.NAMESPACE
+        order = node_order or "address"
+        plain = None
+        if cluster_cfg is not None:
+            section = as_tree(cluster_cfg)
+            section = section.get("cluster") or section
+            plain = section.plain()
+            findings: list[Finding] = []
+            fields = Fields(section, findings, "the cluster section")
+            wanted = fields.integer("num_nodes", 0, 0)
+            order = node_order or fields.text("node_order") or "address"
+            if findings:
+                raise ClusterError(findings)
+            num_nodes = wanted if num_nodes is None else num_nodes
+        if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
+            message = f"num_nodes is a whole number from 0 (all nodes) up, not {num_nodes!r}"
+            raise ClusterError([Finding("R113", message)])
+        if order not in ("address", "name") and not order.startswith("label:"):
+            message = f"node_order is 'address', 'name' or 'label:KEY', not {order!r}"
+            raise ClusterError([Finding("R113", message)])
+        return _Request(num_nodes, chosen, address, order, plain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Request) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        what = "attached" if self.is_attach else counted(self.num_nodes, "node") if self.num_nodes else "all nodes"
+        where = f", address {self.address}" if self.address else ""
+        config = ", by a cluster_cfg" if self.section is not None else ""
+        return f"{what}, namespace {self.namespace!r}, ordered by {self.node_order}{where}{config}"
+
+
+def seconds_from(variable: str, default: float) -> float:
+    """A number of seconds from an environment variable, or the default."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        message = f"{variable} is a number of seconds, not {text!r}"
+        raise ClusterError([Finding("R113", message)]) from None
+
+
+def _wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:
+    """Waits until the name of the managers is free again: the next job may take it at once."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        names = {(entry["namespace"], entry["name"]) for entry in ray.util.list_named_actors(all_namespaces=True)}
+        if (namespace, MANAGERS) not in names:
+            return
+        time.sleep(0.02)

@@ -1,0 +1,172 @@
+"""Which Ray a job joins: the one that was asked for, or one of its own. Never another user's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from roost.errors import ClusterError, Finding, Fix
+
+__all__ = ["alive_nodes", "connect", "find_job", "forget_job", "remember_job", "wait_for_nodes"]
+
+logger = logging.getLogger("roost")
+
+
+def connect(address: str | None, namespace: str, attach: bool) -> bool:
+    """Connects this process to Ray; returns whether it was this call that did.
+
+    Args:
+        address: The Ray that was asked for; ``None``: see ``RAY_ADDRESS``.
+        namespace: The namespace of the job.
+        attach: Join what runs; never start one.
+
+    Raises:
+        ClusterError: Where there is nothing to join, or it does not answer.
+    """
+    if ray.is_initialized():
+        return False
+    wanted = address or os.environ.get("RAY_ADDRESS") or None
+    if attach and wanted in (None, "local"):  # "local" would start one
+        wanted = find_job(namespace)
+    if wanted is None and attach:
+        message = f"no Roost job runs in the namespace {namespace!r}: there is nothing to attach to"
+        fixes = (Fix("start one", "Cluster(num_nodes=1)"), Fix("or say where it runs", "RAY_ADDRESS=10.0.0.1:6379"))
+        raise ClusterError([Finding("R102", message, fixes=fixes)])
+    try:
+        if wanted:
+            _check_reachable(wanted)
+        ray.init(address=wanted or "local", namespace=namespace, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"cannot join the Ray at {wanted}: {reason}" if wanted else f"Ray cannot be started: {reason}"
+        raise ClusterError([Finding("R108", message)]) from error
+    return True
+
+
+def _check_reachable(address: str, timeout_s: float = 5.0) -> None:
+    """Ray itself waits for minutes for an address at which nothing listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
+        return
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def alive_nodes() -> list[Mapping[str, Any]]:
+    """The nodes that Ray counts as alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def wait_for_nodes(num_nodes: int, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+    """Waits until so many nodes are there, and says on a terminal how far it is.
+
+    Raises:
+        ClusterError: Where they are not there in time; it says which are.
+    """
+    deadline = time.monotonic() + timeout_s
+    is_shown = sys.stderr.isatty()
+    while True:
+        nodes = alive_nodes()
+        if len(nodes) >= num_nodes:
+            if is_shown and num_nodes > 1:
+                sys.stderr.write(f"\r\x1b[Kroost: {len(nodes)} of {num_nodes} nodes\n")
+            return nodes
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if is_shown:
+            missing = num_nodes - len(nodes)
+            sys.stderr.write(f"\r\x1b[Kroost: {len(nodes)} of {num_nodes} nodes, {missing} missing, {left:.0f} s left")
+            sys.stderr.flush()
+        time.sleep(min(0.2, left))
+    there = ", ".join(sorted(str(node["NodeManagerAddress"]) for node in nodes)[:20])
+    raise ClusterError(
+        [
+            Finding(
+                "R109",
+                f"{num_nodes} nodes are needed, {len(nodes)} registered within {timeout_s:g} s, "
+                f"{num_nodes - len(nodes)} are missing",
+                context=(f"registered: {there}",),
+                fixes=(
+                    Fix("on each missing node", f"ray start --address={ray.get_runtime_context().gcs_address}"),
+                    Fix("wait longer", "ROOST_NODE_TIMEOUT_S=1800, or Cluster(…, timeout_s=1800)"),
+                    Fix("use what is there", f"num_nodes: {len(nodes)}"),
+                ),
+            )
+        ]
+    )
+
+
+# Where jobs of this user on this machine run: so that another process can attach without being told.
+
+
+def _notes_folder() -> str:
+    folder = os.path.join(tempfile.gettempdir(), f"roost-jobs-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+def _note(namespace: str) -> str:
+    """The note of this process's job; jobs on different Rays may have the same name."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in namespace)
+    return os.path.join(_notes_folder(), f"{safe}.{os.getpid()}.json")
+
+
+def remember_job(namespace: str, address: str) -> None:
+    """Notes where the job of a namespace runs."""
+    with contextlib.suppress(OSError), open(_note(namespace), "w", encoding="utf-8") as file:
+        # A Ray that was started here may want a token, and says so only to the process that started it.
+        mode = os.environ.get("RAY_AUTH_MODE", "")
+        json.dump({"namespace": namespace, "address": address, "pid": os.getpid(), "auth_mode": mode}, file)
+
+
+def find_job(namespace: str | None = None) -> str | None:
+    """The address of the Ray of this user's newest job, of that name if one is given, whose driver is alive."""
+    notes = [entry for entry in os.scandir(_notes_folder()) if entry.name.endswith(".json")]
+    for entry in sorted(notes, key=_written, reverse=True):
+        try:
+            with open(entry.path, encoding="utf-8") as file:
+                found = json.load(file)
+            os.kill(int(found["pid"]), 0)
+        except ProcessLookupError:  # it was killed, and could not tidy up
+            with contextlib.suppress(OSError):
+                os.remove(entry.path)
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if namespace in (None, found.get("namespace")):
+            if found.get("auth_mode"):
+                os.environ.setdefault("RAY_AUTH_MODE", str(found["auth_mode"]))
+            return str(found.get("address"))
+    return None
+
+
+def _written(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def forget_job(namespace: str) -> None:
+    """Removes the note of this process's job."""
+    with contextlib.suppress(OSError):
+        os.remove(_note(namespace))

@@ -1,0 +1,309 @@
+"""The three managers of a job. They share one process on node 0: a process is what start-up costs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.cluster.nodes import NodeInfo
+from roost.cluster.ports import lease_ports
+from roost.cluster.reserve import Ledger
+from roost.errors import ClusterError, Finding, Fix, RoostError
+from roost.topology import NodeGroup, Topology
+
+__all__ = [
+    "MANAGERS",
+    "CollectiveManager",
+    "NodeManager",
+    "WorkerManager",
+    "find_managers",
+    "join_namespace",
+    "start_managers",
+]
+
+MANAGERS = "roost.managers"
+NAMESPACE_VARIABLE = "ROOST_NAMESPACE"
+
+_P = TypeVar("_P", bound="_Proxy")
+
+
+class _Managers:
+    """Runs as one actor: nodes, workers, collective groups and the ledger of a job."""
+
+    def __init__(self, nodes: Sequence[NodeInfo], topology: Topology, owner: Mapping[str, Any]) -> None:
+        self._nodes = list(nodes)
+        self._topology = topology
+        self._owner = dict(owner)
+        self._master_port = lease_ports()
+        self._groups: dict[str, Any] = {}
+        self._collectives: dict[str, Any] = {}
+        self._ledger = Ledger(nodes, ray.get_runtime_context().get_actor_id() or "")
+        self._reservations: dict[int, str] = {}  # token → Ray's id of the job that asked
+
+    def owner(self) -> dict[str, Any]:
+        return self._owner
+
+    # Nodes ---------------------------------------------------------------------------------
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return self._nodes
+
+    def get_topology(self) -> Topology:
+        return self._topology
+
+    def get_master_ip(self) -> str:
+        return self._nodes[0].address
+
+    def get_master_port(self) -> int:
+        return self._master_port.port
+
+    # Workers -------------------------------------------------------------------------------
+
+    def register_group(self, name: str, record: Any) -> str | None:
+        """Takes a name for a group; returns who has it where it is taken."""
+        self._forget_the_dead()
+        if name in self._groups:
+            holder = self._groups[name]
+            return f"{holder['driver']}, since {holder['since']}"
+        self._groups[name] = record
+        return None
+
+    def update_group(self, name: str, record: Any) -> None:
+        if name in self._groups:
+            self._groups[name] = record
+
+    def remove_group(self, name: str) -> None:
+        self._groups.pop(name, None)
+        self._collectives.pop(name, None)
+
+    def get_group(self, name: str) -> Any:
+        self._forget_the_dead()
+        return self._groups.get(name)
+
+    def get_groups(self) -> dict[str, Any]:
+        self._forget_the_dead()
+        return dict(self._groups)
+
+    def _forget_the_dead(self) -> None:
+        """Groups of processes that attached to this job and are gone: Ray has ended their workers."""
+        dead = _dead_jobs()
+        for name, record in list(self._groups.items()):
+            if record["job_id"] in dead:
+                self.remove_group(name)
+
+    # Collective groups ---------------------------------------------------------------------
+
+    def register_collective(self, name: str, record: Mapping[str, Any]) -> None:
+        self._collectives[name] = dict(record)
+
+    def remove_collective(self, name: str) -> None:
+        self._collectives.pop(name, None)
+
+    def get_collective(self, name: str) -> Any:
+        return self._collectives.get(name)
+
+    def get_collectives(self) -> dict[str, Any]:
+        return dict(self._collectives)
+
+    # The ledger, in a lane of its own: waiting for accelerators holds up nobody else ----------
+
+    @ray.method(concurrency_group="ledger")
+    def reserve(self, accelerators: Any, cpus: Any, timeout_s: float, job_id: str) -> int | RoostError:
+        dead = _dead_jobs()
+        for token in [token for token, owner in self._reservations.items() if owner in dead]:
+            self._ledger.release(token)
+            del self._reservations[token]
+        try:
+            token = self._ledger.reserve(accelerators, cpus, timeout_s)
+            self._reservations[token] = job_id
+            return token
+        except RoostError as error:  # as a value: it must arrive as it is
+            return error
+
+    @ray.method(concurrency_group="ledger")
+    def release(self, token: int) -> None:
+        self._reservations.pop(token, None)
+        self._ledger.release(token)
+
+    @ray.method(concurrency_group="ledger")
+    def held(self) -> dict[tuple[int, int], int]:
+        return self._ledger.held()
+
+
+def _dead_jobs() -> set[str]:
+    """Ray's ids of the drivers that are gone."""
+    from ray._private.state import jobs
+
+    return {str(job["JobID"]) for job in jobs() if job["IsDead"]}
+
+
+def start_managers(
+    nodes: Sequence[NodeInfo], topology: Topology, namespace: str, timeout_s: float
+) -> ray.actor.ActorHandle:
+    """Starts the managers on node 0, and waits until they answer.
+
+    Raises:
+        ClusterError: Where another job has this namespace.
+    """
+    owner = {
+        "user": getpass.getuser(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "namespace": namespace,
+    }
+    actor = ray.remote(num_cpus=0, concurrency_groups={"ledger": 1}, max_restarts=0)(_Managers)
+    strategy = NodeAffinitySchedulingStrategy(nodes[0].ray_id, soft=False)
+    try:
+        handle = actor.options(name=MANAGERS, namespace=namespace, scheduling_strategy=strategy).remote(
+            list(nodes), topology, owner
+        )
+    except ValueError:
+        raise ClusterError([_taken(namespace)]) from None
+    try:
+        ray.get(handle.owner.remote(), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        ray.kill(handle)
+        message = f"the managers on node 0 ({nodes[0].address}) did not answer within {timeout_s:g} s"
+        raise ClusterError([Finding("R107", message)]) from None
+    return handle
+
+
+def _taken(namespace: str) -> Finding:
+    holder = "another job"
+    handle = find_managers(namespace)
+    if handle is not None:
+        try:
+            owner = ray.get(handle.owner.remote(), timeout=5)
+            holder = f"{owner['user']} on {owner['host']} (process {owner['pid']}) since {owner['since']}"
+        except ray.exceptions.RayError:
+            pass
+    return Finding(
+        "R103",
+        f"the namespace {namespace!r} on this Ray is held by {holder}",
+        rule="one job at a time has a namespace",
+        fixes=(
+            Fix("another one for this job", 'Cluster(…, namespace="mine")  or  ROOST_NAMESPACE=mine'),
+            Fix("or attach to the job that runs", "Cluster()"),
+        ),
+    )
+
+
+_joined = ""
+
+
+def join_namespace(namespace: str) -> None:
+    """Notes which job this process is part of; empty: of none."""
+    global _joined
+    _joined = namespace
+
+
+def find_managers(namespace: str) -> ray.actor.ActorHandle | None:
+    """The managers of the job in a namespace, if one runs."""
+    try:
+        return ray.get_actor(MANAGERS, namespace=namespace)
+    except ValueError:
+        return None
+
+
+class _Proxy:
+    """A manager as its clients see it."""
+
+    def __init__(self, handle: ray.actor.ActorHandle) -> None:
+        self._handle = handle
+
+    @classmethod
+    def get_proxy(cls: type[_P], namespace: str | None = None) -> _P:
+        """The manager of the running job, in any of its processes.
+
+        Raises:
+            ClusterError: Where no job runs.
+        """
+        chosen = namespace or _joined or os.environ.get(NAMESPACE_VARIABLE) or "roost"
+        handle = find_managers(chosen) if ray.is_initialized() else None
+        if handle is None:
+            message = f"no Roost job runs in the namespace {chosen!r}"
+            raise ClusterError([Finding("R102", message, fixes=(Fix("start one", "Cluster(num_nodes=…)"),))])
+        return cls(handle)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(self._handle, method).remote(*arguments))
+
+
+class NodeManager(_Proxy):
+    """Nodes, groups of nodes, and the master's address and port."""
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """All nodes, in cluster order."""
+        nodes: list[NodeInfo] = self._call("get_nodes")
+        return nodes
+
+    def get_topology(self) -> Topology:
+        """The nodes as a topology."""
+        topology: Topology = self._call("get_topology")
+        return topology
+
+    def get_node_group(self, label: str) -> NodeGroup:
+        """The node group of that label."""
+        return self.get_topology().group(label)
+
+    def get_master_ip(self) -> str:
+        """Address of node 0."""
+        return str(self._call("get_master_ip"))
+
+    def get_master_port(self) -> int:
+        """A port on node 0 that is held for the job."""
+        return int(self._call("get_master_port"))
+
+    def get_num_gpus_per_node(self) -> int:
+        """Accelerators of node 0; nodes may differ, see :meth:`get_nodes`."""
+        return self.get_nodes()[0].num_accelerators
+
+
+class WorkerManager(_Proxy):
+    """Metadata of every worker."""
+
+    def get_groups(self) -> dict[str, Any]:
+        """Name of each running group → its record."""
+        groups: dict[str, Any] = self._call("get_groups")
+        return groups
+
+    def get_group(self, name: str) -> Any:
+        """The record of a group, or ``None``."""
+        return self._call("get_group", name)
+
+    def get_worker(self, name: str, rank: int) -> dict[str, Any] | None:
+        """What is known of one worker: node, address, process, accelerators."""
+        record = self.get_group(name)
+        workers = record["workers"] if record else []
+        return workers[rank] if 0 <= rank < len(workers) else None
+
+
+class CollectiveManager(_Proxy):
+    """Collective groups, their addresses and ports."""
+
+    def register(self, name: str, address: str, port: int, world_size: int) -> None:
+        """Makes a group known."""
+        record = {"address": address, "port": port, "world_size": world_size}
+        self._call("register_collective", name, record)
+
+    def remove(self, name: str) -> None:
+        """Forgets a group."""
+        self._call("remove_collective", name)
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Address, port and world size of a group, or ``None``."""
+        found: dict[str, Any] | None = self._call("get_collective", name)
+        return found
+
+    def get_all(self) -> dict[str, Any]:
+        """All groups, by name."""
+        found: dict[str, Any] = self._call("get_collectives")
+        return found

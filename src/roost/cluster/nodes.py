@@ -1,0 +1,282 @@
+"""What each node really is: measured on it, then put in the one order."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.errors import ClusterError, Finding, Fix
+from roost.hardware import AcceleratorType
+from roost.hardware.accelerators import Device
+from roost.hardware.devices import hardware_detectors
+from roost.topology import Hardware, Node
+from roost.topology.order import natural_key, stable_order_key
+
+__all__ = ["NodeInfo", "measure_nodes", "order_nodes"]
+
+RANK_VARIABLE = "ROOST_NODE_RANK"
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One live node, as measured on it.
+
+    Attributes:
+        rank: Its rank in the cluster; -1 before nodes are put in order.
+        ray_id: Ray's id of the node.
+        address: Its IP address.
+        name: Its host name.
+        is_head: Whether it is Ray's head node.
+        cpus: CPUs that Ray counts on it.
+        memory_gib: Host memory.
+        accelerators: Its accelerators, in the order of their ids.
+        accelerator_type: Their vendor.
+        accelerators_are_real: Whether the driver library knows them, or only Ray's count does.
+        interpreter: Path of the Python that runs workers.
+        python_version: Its version.
+        ray_version: Version of Ray.
+        wanted_rank: What ``ROOST_NODE_RANK`` says on it; empty where not set.
+        labels: Ray's labels of the node.
+        clock_s: Its clock when it was measured, minus the driver's.
+        hardware: Robots and other devices that registered types found on it.
+        num_detected: How many accelerators the driver library sees, whatever Ray counts.
+    """
+
+    ray_id: str
+    address: str
+    rank: int = -1
+    name: str = ""
+    is_head: bool = False
+    cpus: float = 0.0
+    memory_gib: float = 0.0
+    accelerators: tuple[Device, ...] = ()
+    accelerator_type: AcceleratorType = AcceleratorType.NO_ACCEL
+    accelerators_are_real: bool = False
+    interpreter: str = ""
+    python_version: str = ""
+    ray_version: str = ""
+    wanted_rank: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    clock_s: float = 0.0
+    num_detected: int = 0
+    hardware: tuple[Hardware, ...] = ()
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators it has."""
+        return len(self.accelerators)
+
+    @property
+    def num_gpus(self) -> int:
+        """Older name of ``num_accelerators``."""
+        return len(self.accelerators)
+
+    @property
+    def num_cpus(self) -> float:
+        """Older name of ``cpus``."""
+        return self.cpus
+
+    @property
+    def node_ip(self) -> str:
+        """Older name of ``address``."""
+        return self.address
+
+    def as_node(self) -> Node:
+        """The same as a node of a topology."""
+        first = self.accelerators[0] if self.accelerators else None
+        return Node(
+            self.rank,
+            self.name,
+            self.address,
+            self.cpus,
+            self.memory_gib,
+            tuple(device.id for device in self.accelerators),
+            self.accelerator_type,
+            first.model if first else "",
+            first.memory_gib if first else None,
+            dict(self.labels),
+            self.hardware,
+        )
+
+
+def measure_nodes(ray_nodes: Sequence[Mapping[str, Any]], timeout_s: float) -> list[NodeInfo]:
+    """Measures every node, by one task on each, all at once.
+
+    Raises:
+        ClusterError: Where nodes do not answer in time; it names them.
+    """
+    probe = ray.remote(num_cpus=0, max_retries=1)(_measure)
+    detectors = cloudpickle.dumps(hardware_detectors())
+    tasks = {
+        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            detectors
+        ): node
+        for node in ray_nodes
+    }
+    done, silent = ray.wait(list(tasks), num_returns=len(tasks), timeout=timeout_s)
+    if silent:
+        names = ", ".join(str(tasks[task]["NodeManagerAddress"]) for task in silent[:10])
+        message = f"{len(silent)} of {len(tasks)} nodes did not answer within {timeout_s:g} s: {names}"
+        raise ClusterError([Finding("R104", message, rule="every node runs a small measuring task first")])
+    now = time.time()
+    try:
+        facts = ray.get(done)
+    except ray.exceptions.RayError as error:
+        reason = str(error).splitlines()[0]
+        raise ClusterError([Finding("R104", f"a node could not be measured: {reason}")]) from error
+    return [_combine(tasks[task], measured, now) for task, measured in zip(done, facts, strict=True)]
+
+
+def _measure(detectors: bytes) -> dict[str, Any]:
+    """Runs on the node."""
+    import psutil
+
+    hardware = [
+        Hardware(name, dataclasses.asdict(item))
+        for name, cls in sorted(cloudpickle.loads(detectors).items())
+        for item in cls.detect()
+    ]
+
+    devices: list[Device] = []
+    vendor = ""
+    for name in AcceleratorType.names():
+        kind = AcceleratorType.get(name)
+        devices = kind.detect() if kind is not None and kind.detect is not None else []
+        if devices:
+            vendor = name
+            break
+    return {
+        "name": platform.node(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "devices": devices,
+        "hardware": tuple(hardware),
+        "vendor": vendor,
+        "raylet_environment": _raylet_environment(),
+        "interpreter": sys.executable,
+        "python_version": platform.python_version(),
+        "ray_version": ray.__version__,
+        "clock": time.time(),
+    }
+
+
+def _raylet_environment() -> dict[str, str]:
+    """Variables of the node itself; in a worker Ray may have changed them."""
+    names = {RANK_VARIABLE} | {
+        kind.visible_devices_variable for name in AcceleratorType.names() if (kind := AcceleratorType.get(name))
+    }
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            items = [item.partition(b"=") for item in file.read().split(b"\0")]
+        return {key.decode(): value.decode() for key, _, value in items if key.decode("utf-8", "ignore") in names}
+    except (OSError, UnicodeDecodeError):
+        return {name: os.environ[name] for name in names & os.environ.keys()}
+
+
+def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> NodeInfo:
+    resources: Mapping[str, float] = node["Resources"]
+    kind, count = _counted(resources, facts["vendor"])
+    devices, are_real = _devices(kind, count, facts)
+    model = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "")
+    if model:
+        devices = [device if device.model else replace(device, model=model) for device in devices]
+    labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != "ray.io/node-id"}
+    return NodeInfo(
+        ray_id=node["NodeID"],
+        address=node["NodeManagerAddress"],
+        name=facts["name"],
+        is_head="node:__internal_head__" in resources,
+        cpus=resources.get("CPU", 0.0),
+        memory_gib=facts["memory_gib"],
+        accelerators=tuple(devices),
+        accelerator_type=kind if count else AcceleratorType.NO_ACCEL,
+        accelerators_are_real=are_real,
+        interpreter=facts["interpreter"],
+        python_version=facts["python_version"],
+        ray_version=facts["ray_version"],
+        wanted_rank=facts["raylet_environment"].get(RANK_VARIABLE, ""),
+        labels=labels,
+        clock_s=facts["clock"] - now,
+        num_detected=len(facts["devices"]),
+        hardware=facts["hardware"],
+    )
+
+
+def _counted(resources: Mapping[str, float], vendor: str) -> tuple[AcceleratorType, int]:
+    """Whose accelerators Ray counts on a node, and how many."""
+    measured = AcceleratorType.get(vendor) if vendor else None
+    if measured is not None and resources.get(measured.ray_resource):
+        return measured, int(resources[measured.ray_resource])
+    for name in AcceleratorType.names():
+        kind = AcceleratorType.get(name)
+        if kind is not None and kind.ray_resource != "GPU" and resources.get(kind.ray_resource):
+            return kind, int(resources[kind.ray_resource])
+    return AcceleratorType.NVIDIA, int(resources.get("GPU", 0))
+
+
+def _devices(kind: AcceleratorType, count: int, facts: Mapping[str, Any]) -> tuple[list[Device], bool]:
+    """The accelerators that Ray counts: as the driver library knows them, where it does."""
+    visible = facts["raylet_environment"].get(kind.visible_devices_variable)
+    ids = [item.strip() for item in visible.split(",") if item.strip()] if visible else []
+    if len(ids) != count:
+        ids = [str(i) for i in range(count)]
+    known = {device.id: device for device in facts["devices"]} | {d.uuid: d for d in facts["devices"]}
+    if ids and all(item in known for item in ids):
+        return [replace(known[item], id=item) for item in ids], True
+    return [Device(item) for item in ids], False
+
+
+def order_nodes(nodes: Sequence[NodeInfo], order: str = "address") -> list[NodeInfo]:
+    """Nodes in the one order, with their ranks.
+
+    Explicit ranks on all nodes win. Else the head comes first, and the others by address as numbers,
+    by name, or by a label.
+
+    Args:
+        nodes: In any order.
+        order: ``address``, ``name`` or ``label:KEY``.
+
+    Raises:
+        ClusterError: Where explicit ranks or labels are not complete.
+    """
+    if any(node.wanted_rank for node in nodes):
+        ordered = _by_wanted_rank(nodes)
+    else:
+        ordered = sorted(nodes, key=lambda node: (not node.is_head, *_order_key(node, order)))
+    return [replace(node, rank=rank) for rank, node in enumerate(ordered)]
+
+
+def _order_key(node: NodeInfo, order: str) -> tuple[Any, ...]:
+    address = stable_order_key(node.address, 0, lambda name: None)
+    if order == "address":
+        return address
+    if order == "name":
+        return (natural_key(node.name), address)
+    label = order.partition(":")[2]
+    if label not in node.labels:
+        known = ", ".join(sorted(node.labels)) or "none"
+        message = f"node {node.address} has no label {label!r}, and node_order asks for it"
+        raise ClusterError([Finding("R106", message, rule=f"its labels: {known}")])
+    return (natural_key(node.labels[label]), address)
+
+
+def _by_wanted_rank(nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    shown = ", ".join(f"{node.address}: {node.wanted_rank or 'not set'}" for node in nodes[:16])
+    try:
+        ranks = [int(node.wanted_rank) for node in nodes]
+    except ValueError:
+        ranks = []
+    if sorted(ranks) != list(range(len(nodes))):
+        message = f"{RANK_VARIABLE} must be set on all nodes or on none, and count from 0: {shown}"
+        fix = Fix("on each node, before it starts", f"{RANK_VARIABLE}=0 ray start …")
+        raise ClusterError([Finding("R105", message, fixes=(fix,))])
+    return sorted(nodes, key=lambda node: int(node.wanted_rank))

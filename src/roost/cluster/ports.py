@@ -1,0 +1,174 @@
+"""Ports that are leased and held.
+
+A port is free only until somebody else binds it, so finding one and closing it again is a race.
+A lease is three things: a lock on a file that stands for the port on this machine (unique across
+all jobs and users), a socket bound to the port that keeps strangers off until the owner binds it
+(a server that sets ``SO_REUSEADDR`` can bind beside it), and the process that has both: when it
+dies, the kernel gives both back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import threading
+from types import TracebackType
+
+from roost.errors import ClusterError, Finding, Fix
+
+__all__ = ["PortLease", "lease_ports"]
+
+LOWEST = 20_000
+"""Above Ray's own range (10002-19999)."""
+
+
+def _highest() -> int:
+    """The end of the range: below the ports that the kernel hands out by itself."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            ephemeral = int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        ephemeral = 32_768
+    return ephemeral if ephemeral > LOWEST + 1000 else 65_536
+
+
+def _lock_folder() -> str:
+    """A folder that all users of this machine share."""
+    path = "/tmp/roost-ports"  # noqa: S108
+    try:
+        os.mkdir(path)
+        os.chmod(path, 0o1777)  # noqa: S103
+    except FileExistsError:
+        pass
+    return path
+
+
+class PortLease:
+    """Consecutive ports that are this process's until released or its death.
+
+    Attributes:
+        port: The first.
+        count: How many.
+    """
+
+    def __init__(self, port: int, locks: list[int], sockets: list[socket.socket]) -> None:
+        self.port = port
+        self.count = len(locks)
+        self._locks = locks
+        self._sockets = sockets
+
+    @property
+    def ports(self) -> range:
+        """All of them."""
+        return range(self.port, self.port + self.count)
+
+    def hand_over(self) -> int:
+        """Closes the held sockets, for a server that wants the port bare; nobody else leases it."""
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+        return self.port
+
+    def release(self) -> None:
+        """Gives the ports back."""
+        self.hand_over()
+        for lock in self._locks:
+            os.close(lock)
+        self._locks.clear()
+
+    def __enter__(self) -> PortLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"PortLease({self.port}, count={self.count})"
+
+
+_picking = threading.Lock()
+
+
+def lease_ports(count: int = 1, host: str = "") -> PortLease:
+    """Leases so many consecutive ports on this machine.
+
+    Args:
+        count: How many.
+        host: The address that the owner will bind; empty for all.
+
+    Raises:
+        ClusterError: Where no such run of ports is free.
+    """
+    low, high = LOWEST, _highest()
+    if not 1 <= count <= high - low:
+        raise ClusterError([Finding("R120", f"from 1 to {high - low} consecutive ports can be leased, not {count}")])
+    folder = _lock_folder()
+    starts = range(low, high - count + 1)
+    first = random.SystemRandom().randrange(len(starts))
+    with _picking:
+        index = 0
+        while index < len(starts):
+            start = starts[(first + index) % len(starts)]
+            lease, taken = _try(folder, start, count, host)
+            if lease is not None:
+                return lease
+            index += max(1, taken - start + 1)
+    message = f"no {count} consecutive ports are free between {low} and {high - 1}"
+    fixes = (Fix("see who has them", "ss -tlnp"),)
+    raise ClusterError([Finding("R120", message, fixes=fixes)])
+
+
+def _try(folder: str, start: int, count: int, host: str) -> tuple[PortLease | None, int]:
+    """A lease that begins at a port, or the port that was in the way."""
+    locks: list[int] = []
+    sockets: list[socket.socket] = []
+    for port in range(start, start + count):
+        lock = _lock(folder, port)
+        held = _bind(host, port) if lock is not None else None
+        if lock is not None:
+            locks.append(lock)
+        if held is None:
+            PortLease(start, locks, sockets).release()
+            return None, port
+        sockets.append(held)
+    return PortLease(start, locks, sockets), start
+
+
+def _lock(folder: str, port: int) -> int | None:
+    path = f"{folder}/{port}"
+    try:
+        # Reading is enough for a lock, and works on files that other users made.
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _bind(host: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        probe.bind((host, port))  # without SO_REUSEADDR: fails where anybody listens or holds
+    except OSError:
+        probe.close()
+        return None
+    probe.close()
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((host, port))
+    except OSError:
+        held.close()
+        return None
+    return held

@@ -1,0 +1,41 @@
+"""Made-up topologies that look like real ones: names, addresses, racks, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roost.topology import Topology
+
+__all__ = ["made_up_topology"]
+
+
+def made_up_topology(
+    machines: str, *, nodes_per_rack: int = 8, cpus: float = 128, memory_gib: float = 1024, card_gib: float = 80
+) -> Topology:
+    """A topology with everything that checks look at.
+
+    Nodes are called ``node-0``, ``node-1``, …, have addresses from 10.0.0.1 up, a label ``rack``, and the
+    given CPUs and memory.
+
+    Args:
+        machines: The short text of a topology.
+        nodes_per_rack: Nodes that share a rack.
+        cpus: CPUs of each node.
+        memory_gib: Host memory of each node.
+        card_gib: Memory of each accelerator.
+    """
+    nodes = []
+    for node in Topology.parse(machines).nodes:
+        number = node.rank + 1
+        nodes.append(
+            replace(
+                node,
+                name=f"node-{node.rank}",
+                address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+                cpus=cpus,
+                memory_gib=memory_gib,
+                accelerator_memory_gib=card_gib if node.accelerator_ids else None,
+                labels={"rack": f"rack-{node.rank // nodes_per_rack}"},
+            )
+        )
+    return Topology(tuple(nodes))

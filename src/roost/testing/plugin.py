@@ -1,0 +1,27 @@
+"""A pytest plugin: the fixture ``ray_cluster``, a many-node Ray that all tests of a session share.
+
+Switch it on with ``pytest_plugins = ["roost.testing.plugin"]`` in the topmost ``conftest.py``, and choose
+the machines with ``roost_machines = "4x8"`` in pytest's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from roost.testing.local import LocalRay, local_ray
+
+__all__ = ["pytest_addoption", "ray_cluster"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the setting that says which machines there are."""
+    parser.addini("roost_machines", "machines of the ray_cluster fixture, such as 4x8", default="2x2")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(request: pytest.FixtureRequest) -> Iterator[LocalRay]:
+    """A many-node Ray; a ``Cluster(...)`` made in a test joins it."""
+    with local_ray(str(request.config.getini("roost_machines"))) as cluster:
+        yield cluster

@@ -1,0 +1,9 @@
+"""Workers: started all at once, attested, commanded as one, ended without a trace."""
+
+from roost.worker.binding import Attestation, Binding
+from roost.worker.group import PerRank, WorkerGroup
+from roost.worker.launch import GroupRequest
+from roost.worker.results import GroupResult
+from roost.worker.worker import Worker
+
+__all__ = ["Attestation", "Binding", "GroupRequest", "GroupResult", "PerRank", "Worker", "WorkerGroup"]

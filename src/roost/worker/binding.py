@@ -1,0 +1,118 @@
+"""What only reality knows: where a plan's processes really are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.cluster.nodes import NodeInfo
+from roost.errors import AttestationError, Finding
+from roost.plan import Plan, Process
+
+__all__ = ["Attestation", "Binding", "compare"]
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What one worker process found before any of the user's code ran.
+
+    Attributes:
+        rank: Its rank.
+        ray_node_id: Ray's id of the node that it runs on.
+        address: That node's address.
+        pid: Its process id.
+        interpreter: The Python that runs it.
+        visible: What the visible-devices variable says in it.
+        uuids: What the driver library really shows it; ``None`` where there is none to ask.
+    """
+
+    rank: int
+    ray_node_id: str
+    address: str
+    pid: int
+    interpreter: str
+    visible: str | None
+    uuids: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A plan bound to real machines.
+
+    Attributes:
+        plan: The plan.
+        component: The component of it that was launched.
+        epoch: Counts bindings of the same plan; a new one follows the loss of a node.
+        node_ids: Ray's id of the node of each rank.
+        uuids: UUIDs of the accelerators of each rank; empty where they are made up.
+        attestations: What each worker found.
+        master_address: Where rank 0 is.
+        master_port: A port there that is held for the group.
+        reservation: Token of the reservation; 0 where nothing was reserved.
+    """
+
+    plan: Plan
+    component: str
+    epoch: int
+    node_ids: tuple[str, ...]
+    uuids: tuple[tuple[str, ...], ...]
+    attestations: tuple[Attestation, ...]
+    master_address: str
+    master_port: int
+    reservation: int
+
+
+def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo], found: Sequence[Attestation]) -> None:
+    """Compares what workers found with what the plan says.
+
+    Nodes and interpreters are always compared; accelerators by UUID where the driver library knows
+    them, else by the variable that was set (made-up accelerators have nothing else).
+
+    Raises:
+        AttestationError: With both rows for every worker that got something else.
+    """
+    findings = []
+    for process, attestation in zip(processes, found, strict=True):
+        node = nodes[process.placement.cluster_node_rank]
+        planned = _planned(process, node)
+        measured = _measured(attestation, planned)
+        wrong = [key for key, value in planned.items() if measured[key] != value]
+        if wrong:
+            findings.append(
+                Finding(
+                    "W104",
+                    f"{group}[{attestation.rank}]: {', '.join(wrong)} is not as planned",
+                    context=(f"planned:  {_row(planned)}", f"measured: {_row(measured)}"),
+                    rule="a worker runs only where, and with what, its plan says",
+                )
+            )
+    if findings:
+        raise AttestationError(findings)
+
+
+def _planned(process: Process, node: NodeInfo) -> dict[str, Any]:
+    visible = process.placement.visible_accelerators
+    planned: dict[str, Any] = {"node": node.ray_id}
+    if process.interpreter:
+        planned["interpreter"] = process.interpreter
+    if node.accelerators_are_real:
+        by_id = {device.id: device.uuid for device in node.accelerators}
+        planned["accelerators"] = tuple(by_id[item] for item in visible)
+    elif node.accelerators:
+        planned["visible devices"] = ",".join(visible)
+    return planned
+
+
+def _measured(found: Attestation, planned: dict[str, Any]) -> dict[str, Any]:
+    measured = {
+        "node": found.ray_node_id,
+        "interpreter": found.interpreter,
+        "accelerators": found.uuids,
+        "visible devices": found.visible,
+    }
+    return {key: measured[key] for key in planned}
+
+
+def _row(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())

@@ -1,0 +1,193 @@
+"""``WorkerGroup``: workers that are commanded as one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from roost.cluster import Cluster
+from roost.errors import ClusterError, Finding, PlacementError, WorkerError
+from roost.worker.binding import Binding
+from roost.worker.results import GroupResult
+
+__all__ = ["PerRank", "WorkerGroup", "end_workers"]
+
+
+class WorkerGroup:
+    """Workers that are commanded as one: ``group.method(args)`` calls it on all of them.
+
+    Attributes:
+        name: Its name in the job.
+        world_size: Number of workers.
+        binding: Where they really are; ``None`` where this process attached to the group.
+    """
+
+    name: str
+    world_size: int
+    binding: Binding | None
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        handles: Sequence[ray.actor.ActorHandle],
+        node_ranks: Sequence[int],
+        methods: Sequence[str],
+        binding: Binding | None = None,
+    ) -> None:
+        self.name = name
+        self.world_size = len(handles)
+        self.binding = binding
+        self._cluster = cluster
+        self._handles = list(handles)
+        self._node_ranks = list(node_ranks)
+        self._methods = frozenset(methods)
+        self._chosen: tuple[int, ...] | None = None
+        self._is_open = True
+
+    @staticmethod
+    def attach(name: str, cluster: Cluster | None = None) -> WorkerGroup:
+        """A group of the running job, from another process of it.
+
+        Raises:
+            ClusterError: Where there is no such group; it names those that there are.
+        """
+        cluster = cluster or Cluster()
+        groups = ray.get(cluster.managers.get_groups.remote())
+        record = groups.get(name)
+        if record is None or not record["workers"]:
+            known = ", ".join(sorted(groups)) or "none"
+            raise ClusterError([Finding("W107", f"there is no group {name!r} in this job", rule=f"groups: {known}")])
+        node_ranks = [worker["node_rank"] for worker in record["workers"]]
+        try:
+            handles = [ray.get_actor(actor, namespace=cluster.namespace) for actor in record["actors"]]
+        except ValueError:
+            message = f"workers of the group {name!r} are gone"
+            raise ClusterError([Finding("W107", message)]) from None
+        return WorkerGroup(cluster, name, handles, node_ranks, record["methods"])
+
+    # Calls ---------------------------------------------------------------------------------
+
+    def __getattr__(self, method: str) -> Callable[..., GroupResult]:
+        if method.startswith("__") or method not in self.__dict__.get("_methods", ()):
+            known = ", ".join(sorted(self.__dict__.get("_methods", ()))) or "none"
+            raise AttributeError(
+                f"the workers of {self.__dict__.get('name')!r} have no method {method!r}; they have {known}"
+            )
+
+        def call(*args: Any, **kwargs: Any) -> GroupResult:
+            return self._call(method, args, kwargs)
+
+        return call
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GroupResult:
+        ranks = self._chosen if self._chosen is not None else tuple(range(self.world_size))
+        differs = any(isinstance(value, PerRank) for value in (*args, *kwargs.values()))
+        own_args, own_kwargs = args, dict(kwargs)
+        refs = []
+        for index, rank in enumerate(ranks):
+            if differs:
+                own_args = tuple(_for_rank(value, index, len(ranks)) for value in args)
+                own_kwargs = {key: _for_rank(value, index, len(ranks)) for key, value in kwargs.items()}
+            refs.append(self._handles[rank].call.remote(method, own_args, own_kwargs))
+        return GroupResult(self, method, ranks, refs)
+
+    def execute_on(self, *ranks: int) -> WorkerGroup:
+        """The same group, of which only these ranks are called: ``group.execute_on(0, 3).save()``."""
+        wrong = [rank for rank in ranks if not isinstance(rank, int) or not 0 <= rank < self.world_size]
+        if wrong or not ranks:
+            message = f"{self.name} has ranks 0-{self.world_size - 1}, and no {wrong or 'ranks were given'}"
+            raise PlacementError([Finding("P206", message)])
+        part = WorkerGroup(
+            self._cluster, self.name, self._handles, self._node_ranks, tuple(self._methods), self.binding
+        )
+        part._chosen = tuple(ranks)
+        return part
+
+    # Watching ------------------------------------------------------------------------------
+
+    def states(self, ranks: Sequence[int] | None = None, timeout: float = 5.0) -> list[dict[str, Any]]:
+        """What each worker is doing; answers while they are busy."""
+        chosen = list(ranks) if ranks is not None else list(range(self.world_size))
+        refs = [self._handles[rank].state.remote() for rank in chosen]
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout)
+        states = []
+        for rank, ref in zip(chosen, refs, strict=True):
+            try:
+                states.append(ray.get(ref) if ref in ready else {"rank": rank, "state": "silent"})
+            except ray.exceptions.RayError as error:
+                states.append({"rank": rank, "state": "dead", "error": str(error).splitlines()[0]})
+        return states
+
+    def stacks(self, rank: int = 0, timeout: float = 10.0) -> str:
+        """The stack of every thread of a worker, also while it is busy."""
+        return str(ray.get(self._handles[rank].stacks.remote(), timeout=timeout))
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of the workers that can be called."""
+        return sorted(self._methods)
+
+    def node_rank_of(self, rank: int) -> int:
+        """The node that a rank is on."""
+        return self._node_ranks[rank]
+
+    # Ending --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends every worker and its children, and gives back what the group held.
+
+        A group that this process attached to, or chose ranks of, is left alone: it is another's.
+        """
+        if not self._is_open or self not in self._cluster._groups:
+            return
+        self._is_open = False
+        end_workers(self._handles)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._cluster.managers.remove_group.remote(self.name))
+        if self.binding is not None and self.binding.reservation:
+            self._cluster.release(self.binding.reservation)
+        self._cluster._groups.remove(self)
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"WorkerGroup({self.name!r}, {self.world_size} workers)"
+
+
+class PerRank:
+    """One value per rank, as an argument of a group call: ``group.train(PerRank(batches))``."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = list(values)
+
+
+def _for_rank(value: Any, index: int, count: int) -> Any:
+    if not isinstance(value, PerRank):
+        return value
+    if len(value.values) != count:
+        message = f"PerRank has {len(value.values)} values for {count} ranks"
+        raise WorkerError([Finding("W204", message)])
+    return value.values[index]
+
+
+def end_workers(handles: Sequence[ray.actor.ActorHandle]) -> None:
+    """Kills actors, and waits until their names are free again."""
+    for handle in handles:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(handle)
+    deadline = time.monotonic() + 10.0
+    pending = [handle.state.remote() for handle in handles]
+    while pending and time.monotonic() < deadline:
+        _, pending = ray.wait(pending, num_returns=len(pending), timeout=0.2)

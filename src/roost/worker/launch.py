@@ -1,0 +1,364 @@
+"""Launching a group: from a plan to running workers, or to nothing at all."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import inspect
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.cluster import Cluster, CollectiveManager
+from roost.cluster.cluster import seconds_from
+from roost.errors import Finding, Fix, LaunchError
+from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
+from roost.plan import ComponentPlan, Plan, Process
+from roost.worker.binding import Attestation, Binding, compare
+from roost.worker.context import WorkerContext
+from roost.worker.group import WorkerGroup, end_workers
+from roost.worker.host import Host
+from roost.worker.results import failure_of
+from roost.worker.worker import Worker
+
+__all__ = ["GroupRequest"]
+
+LAUNCH_TIMEOUT_S = 600.0
+_BEFORE_START = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED")
+"""Variables that must be there before the process starts: they cost a second interpreter start."""
+
+
+class GroupRequest:
+    """A group to be launched: a class, and the arguments of its constructor."""
+
+    def __init__(self, cls: type, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        clashes = _clashes(cls)
+        if clashes:
+            message = f"{cls.__name__} has methods that a group has itself: {', '.join(clashes)}"
+            rule = "group.method() calls the workers, so their names must differ from the group's own"
+            raise LaunchError([Finding("W105", message, rule=rule, fixes=(Fix("rename them"),))])
+        self.cls = cls
+        self.args = args
+        self.kwargs = dict(kwargs or {})
+
+    def launch(
+        self,
+        cluster: Cluster,
+        placement_strategy: PlacementStrategy | None = None,
+        name: str | None = None,
+        isolate_accelerator: bool = True,
+        max_concurrency: int | None = None,
+        *,
+        plan: Plan | None = None,
+        component: str | None = None,
+        timeout_s: float | None = None,
+    ) -> WorkerGroup:
+        """Starts all workers at once, and returns when every constructor has returned.
+
+        Args:
+            cluster: The machines.
+            placement_strategy: Where the workers go; default one per accelerator, or one on node 0
+                where there is none.
+            name: Name of the group; default the component's, or the class's.
+            isolate_accelerator: Whether a worker sees only its own accelerators.
+            max_concurrency: How many calls of a worker may run at once.
+            plan: A plan to launch a component of, instead of a strategy.
+            component: That component.
+            timeout_s: How long starting may take; default ``ROOST_LAUNCH_TIMEOUT_S``, else 600.
+
+        Raises:
+            LaunchError: With the first cause; nothing is left running.
+        """
+        if (plan is None) != (component is None) or (plan is not None and placement_strategy is not None):
+            message = "a group is launched with a placement_strategy, or with a plan and a component of it"
+            raise LaunchError([Finding("W106", message)])
+        chosen = name or component or self.cls.__name__
+        if plan is None or component is None:
+            component = chosen
+            plan = _plan_of_one(cluster, placement_strategy, chosen, isolate_accelerator)
+        limit = timeout_s if timeout_s is not None else seconds_from("ROOST_LAUNCH_TIMEOUT_S", LAUNCH_TIMEOUT_S)
+        return _Launch(self, cluster, plan, component, chosen, name is None, max_concurrency, limit).run()
+
+
+class _Launch:
+    """One launch, from the plan to the running group; tears down what it started if it fails."""
+
+    def __init__(
+        self,
+        request: GroupRequest,
+        cluster: Cluster,
+        plan: Plan,
+        component: str,
+        name: str,
+        may_rename: bool,
+        max_concurrency: int | None,
+        timeout_s: float,
+    ) -> None:
+        self.request = request
+        self.cluster = cluster
+        self.plan = plan
+        self.component: ComponentPlan = plan.component(component)
+        self.name = name
+        self.may_rename = may_rename
+        self.max_concurrency = max_concurrency
+        self.timeout_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
+        self.nodes = [cluster.get_node_info(rank) for rank in range(cluster.num_nodes)]
+        self.processes: list[Process] = [plan.process(component, rank) for rank in range(self.component.world_size)]
+        self.handles: list[ray.actor.ActorHandle] = []
+        self.token = 0
+
+    def run(self) -> WorkerGroup:
+        self._check_plan()
+        self._take_name()
+        try:
+            self._reserve()
+            self._check_interpreters()
+            self._start_hosts()
+            group = self._shell()
+            attestations, port = self._attest(group)
+            compare(self.name, self.processes, self.nodes, attestations)
+            master = attestations[0].address
+            self._construct(group, master, port)
+            group.binding = self._bind(attestations, master, port)
+            self._register(group)
+        except BaseException:
+            self._undo()
+            raise
+        self.cluster._groups.append(group)
+        return group
+
+    def _check_plan(self) -> None:
+        """The plan must be about these machines."""
+        there = self.cluster.topology.nodes
+        for node in self.plan.topology.nodes:
+            real = there[node.rank] if node.rank < len(there) else None
+            if real is None or real.num_accelerators < node.num_accelerators:
+                found = f"has {real.num_accelerators}" if real else "is not there"
+                message = f"the plan counts on {node.num_accelerators} accelerators on node {node.rank}, which {found}"
+                context = (f"plan: {self.plan.topology.describe()}", f"cluster: {self.cluster.topology.describe()}")
+                raise LaunchError([Finding("W108", message, context=context)])
+
+    def _take_name(self) -> None:
+        record = {
+            "driver": f"{getpass.getuser()} on {platform.node()} (process {os.getpid()})",
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "job_id": ray.get_runtime_context().get_job_id(),
+            "actors": [],
+            "workers": [],
+            "methods": sorted(_methods(self.request.cls)),
+            "class": self.request.cls.__name__,
+        }
+        self.record = record
+        base, number = self.name, 1
+        while True:
+            holder = ray.get(self.cluster.managers.register_group.remote(self.name, record))
+            if holder is None:
+                return
+            if not self.may_rename:
+                message = f"the group name {self.name!r} is taken by {holder}"
+                fixes = (
+                    Fix("choose another", f'launch(…, name="{self.name}-2")'),
+                    Fix("or use that group", f'WorkerGroup.attach("{self.name}")'),
+                )
+                raise LaunchError([Finding("W109", message, fixes=fixes)])
+            number += 1
+            self.name = f"{base}-{number}"
+
+    def _reserve(self) -> None:
+        accelerators: dict[int, set[int]] = {}
+        cpus: dict[int, float] = {}
+        for process in self.processes:
+            node = process.placement.cluster_node_rank
+            accelerators.setdefault(node, set()).update(process.placement.accelerators)
+            if self.component.cpus:
+                cpus[node] = cpus.get(node, 0.0) + self.component.cpus
+        wanted = {node: sorted(locals_) for node, locals_ in accelerators.items() if locals_}
+        if wanted or cpus:
+            self.token = self.cluster.reserve(wanted, cpus)
+
+    def _check_interpreters(self) -> None:
+        """An interpreter that is not there would keep Ray trying for ever."""
+        wanted = {(p.placement.cluster_node_rank, p.interpreter) for p in self.processes if p.interpreter}
+        probe = ray.remote(num_cpus=0)(_can_run)
+        tasks = [
+            (node, path, probe.options(scheduling_strategy=self._strategy(node)).remote(path))
+            for node, path in sorted(wanted)
+        ]
+        findings = [
+            Finding("W110", f"node {node} has no interpreter {path}", rule="python_interpreter_path is on each node")
+            for node, path, task in tasks
+            if not ray.get(task, timeout=60)
+        ]
+        if findings:
+            raise LaunchError(findings)
+
+    def _strategy(self, node_rank: int) -> NodeAffinitySchedulingStrategy:
+        return NodeAffinitySchedulingStrategy(self.nodes[node_rank].ray_id, soft=False)
+
+    def _start_hosts(self) -> None:
+        actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(Host)
+        for process in self.processes:
+            rank = process.placement.rank
+            environment = {
+                **process.environment,
+                "GROUP_NAME": self.name,
+                "ROOST_NAMESPACE": self.cluster.namespace,
+            }
+            options: dict[str, Any] = {
+                "name": f"{self.name}:{rank}",
+                "namespace": self.cluster.namespace,
+                "scheduling_strategy": self._strategy(process.placement.cluster_node_rank),
+            }
+            if self.max_concurrency is not None:
+                options["max_concurrency"] = self.max_concurrency
+            runtime_env = _runtime_env(process)
+            if runtime_env:
+                options["runtime_env"] = runtime_env
+            self.handles.append(
+                actor.options(**options).remote(rank, environment, process.placement.accelerator_type.name, rank == 0)
+            )
+
+    def _shell(self) -> WorkerGroup:
+        """The group before its workers are ready: what errors need to name ranks and nodes."""
+        node_ranks = [process.placement.cluster_node_rank for process in self.processes]
+        return WorkerGroup(self.cluster, self.name, self.handles, node_ranks, self.record["methods"])
+
+    def _attest(self, group: WorkerGroup) -> tuple[list[Attestation], int]:
+        found = self._all(group, [handle.attest.remote() for handle in self.handles], "starting")
+        return [attestation for attestation, _ in found], found[0][1]
+
+    def _construct(self, group: WorkerGroup, master: str, port: int) -> None:
+        pickled = ray.put(cloudpickle.dumps((self.request.cls, self.request.args, self.request.kwargs)))
+        late = {"MASTER_ADDR": master, "MASTER_PORT": str(port)}
+        paths = [os.path.abspath(path) for path in sys.path]
+        refs = []
+        for handle, process in zip(self.handles, self.processes, strict=True):
+            placement = process.placement
+            devices = self.plan.topology.group(placement.node_group_label).hardware_by_node.get(
+                placement.cluster_node_rank, ()
+            )
+            given = () if placement.accelerators else tuple(devices[i].fields for i in placement.local_hardware_ranks)
+            context = WorkerContext(
+                self.name, placement, len(self.processes), self.cluster.namespace, master, port, given
+            )
+            refs.append(handle.construct.remote(pickled, context, late, paths))
+        self._all(group, refs, "its constructor")
+
+    def _all(self, group: WorkerGroup, refs: Sequence[ray.ObjectRef], what: str) -> list[Any]:
+        """The values of all ranks, or a launch error with the first cause."""
+        left = list(refs)
+        while left:
+            patience = self.deadline - time.monotonic()
+            ready, left = ray.wait(left, num_returns=len(left), timeout=min(1.0, max(0.0, patience)))
+            for ref in ready:
+                try:
+                    ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    failure = failure_of(group, refs.index(ref), error, what)
+                    message = f"{self.name} was not launched: {failure.findings[0].message}"
+                    trace = tuple(failure.remote_traceback.splitlines()[-30:])
+                    raise LaunchError([Finding("W102", message, context=trace)]) from failure
+            if left and patience <= 0:
+                ranks = [refs.index(ref) for ref in left]
+                nodes = sorted({group.node_rank_of(rank) for rank in ranks})
+                message = (
+                    f"{self.name}: {len(left)} of {len(refs)} workers were still {what} after {self.timeout_s:g} s "
+                    f"(ranks {ranks[:16]}, nodes {nodes[:16]})"
+                )
+                fixes = (Fix("give them longer", "ROOST_LAUNCH_TIMEOUT_S=1800"),)
+                raise LaunchError([Finding("W103", message, fixes=fixes)])
+        values: list[Any] = ray.get(list(refs))
+        return values
+
+    def _bind(self, attestations: Sequence[Attestation], master: str, port: int) -> Binding:
+        uuids = []
+        for process in self.processes:
+            devices = self.nodes[process.placement.cluster_node_rank].accelerators
+            uuids.append(tuple(devices[i].uuid for i in process.placement.accelerators if devices[i].uuid))
+        node_ids = tuple(attestation.ray_node_id for attestation in attestations)
+        return Binding(
+            self.plan, self.component.name, 1, node_ids, tuple(uuids), tuple(attestations), master, port, self.token
+        )
+
+    def _register(self, group: WorkerGroup) -> None:
+        binding = group.binding
+        if binding is None:
+            return
+        workers = [
+            {
+                "rank": process.placement.rank,
+                "node_rank": process.placement.cluster_node_rank,
+                "address": attestation.address,
+                "pid": attestation.pid,
+                "accelerators": list(process.placement.accelerators),
+                "visible": attestation.visible,
+            }
+            for process, attestation in zip(self.processes, binding.attestations, strict=True)
+        ]
+        actors = [f"{self.name}:{rank}" for rank in range(len(workers))]
+        record = {**self.record, "actors": actors, "workers": workers, "component": self.component.name}
+        ray.get(self.cluster.managers.update_group.remote(self.name, record))
+        collectives = CollectiveManager(self.cluster.managers)
+        collectives.register(self.name, binding.master_address, binding.master_port, len(workers))
+
+    def _undo(self) -> None:
+        end_workers(self.handles)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self.cluster.managers.remove_group.remote(self.name))
+        if self.token:
+            self.cluster.release(self.token)
+
+
+def _plan_of_one(cluster: Cluster, strategy: PlacementStrategy | None, name: str, isolate: bool) -> Plan:
+    """A plan of one component: every launch goes through a plan."""
+    if strategy is None:
+        total = cluster.num_accelerators
+        strategy = PackedPlacementStrategy(0, total - 1) if total else NodePlacementStrategy([0])
+    topology = cluster.topology.adding(strategy._groups)
+    placements = tuple(strategy.get_placement(cluster, isolate))
+    if not placements:
+        raise LaunchError([Finding("W106", f"{strategy!r} places no process")])
+    return Plan(topology, (ComponentPlan(name, name, placements),))
+
+
+def _methods(cls: type) -> list[str]:
+    """The public methods of a worker class: those that a group can call."""
+    names = []
+    for name, value in inspect.getmembers(cls, callable):
+        if not name.startswith("_") and getattr(Worker, name, None) is not value and not hasattr(Worker, name):
+            names.append(name)
+    return names
+
+
+def _clashes(cls: type) -> list[str]:
+    """Methods of a worker class whose names are those of a group's own methods and attributes."""
+    own = {name for name in (*dir(WorkerGroup), *WorkerGroup.__annotations__) if not name.startswith("_")}
+    defined = {name for base in cls.__mro__ if base not in (Worker, object) for name in vars(base)}
+    return sorted(name for name in own & defined if callable(getattr(cls, name)))
+
+
+def _runtime_env(process: Process) -> dict[str, Any]:
+    """What Ray must do before the process starts; empty where nothing."""
+    env: dict[str, Any] = {}
+    early = {key: value for key, value in process.environment.items() if key in _BEFORE_START}
+    if early:
+        env["env_vars"] = {
+            key: f"{value}:${{{key}}}" if key != "PYTHONHASHSEED" else value for key, value in early.items()
+        }
+    if process.interpreter:
+        env["py_executable"] = shlex.quote(process.interpreter)  # Ray starts it through a shell
+    return env
+
+
+def _can_run(path: str) -> bool:
+    """Runs on a node: whether an interpreter is there."""
+    return os.access(path, os.X_OK) and not os.path.isdir(path)

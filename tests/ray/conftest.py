@@ -1,0 +1,45 @@
+"""One many-node Ray for all tests here: starting it is what costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+import roost
+from roost.testing import LocalRay, local_ray
+
+
+@pytest.fixture(scope="session")
+def four_nodes() -> Iterator[LocalRay]:
+    """Four nodes of four made-up GPUs; nodes after the head joined in a shuffled order."""
+    with local_ray("4x4", cpus=2, shuffle=7) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(four_nodes: LocalRay) -> Iterator[roost.Cluster]:
+    """A job on all four nodes, closed after the test."""
+    with roost.Cluster(num_nodes=4) as job:
+        yield job
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Waits until something holds: Ray gives resources back a moment after it is told to."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to hold"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def free_gpus() -> Callable[[], float]:
+    """How many GPUs Ray counts as free."""
+    return lambda: float(ray.available_resources().get("GPU", 0.0))

@@ -1,0 +1,374 @@
+"""Calls on a group: one group for the whole file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import is_alive, run_driver, wait_for
+
+import roost
+from roost.errors import CallTimeoutError
+from roost.testing import LocalRay
+
+WORLD = 3
+
+
+class Caller(roost.Worker):
+    def __init__(self, greeting: str = "hello", *, mark: str = "!") -> None:
+        super().__init__()
+        self.text = greeting + mark
+
+    def greet(self) -> str:
+        return f"{self.text}{self._rank}"
+
+    def hello(self) -> int:
+        return self.rank
+
+    def echo(self, *args: Any, **kwargs: Any) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
+        return self.rank, args, kwargs
+
+    def nap(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self.rank
+
+    async def later(self, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return self.rank
+
+    def fail(self, on: int) -> int:
+        if self.rank == on:
+            the_one_that_raises()
+        time.sleep(0.2)
+        return self.rank
+
+    async def fail_later(self) -> None:
+        await asyncio.sleep(0)
+        raise LookupError("later it failed")
+
+    def leave(self, code: int) -> None:
+        sys.exit(code)
+
+    def odd_error(self) -> None:
+        raise UnpicklableError(1, 2)
+
+    async def leave_later(self) -> None:
+        sys.exit(4)
+
+    def foreign_error(self) -> None:
+        module = types.ModuleType("only_on_that_node")
+        sys.modules[module.__name__] = module
+        module.Strange = type("Strange", (Exception,), {"__module__": module.__name__})  # type: ignore[attr-defined]
+        raise module.Strange("from afar")
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "_rank": self._rank,
+            "world_size": self.world_size,
+            "local_rank": self.local_rank,
+            "local_world_size": self.local_world_size,
+            "node_rank": self.node_rank,
+            "cluster_node_rank": self.cluster_node_rank,
+            "local_accelerator_rank": self.local_accelerator_rank,
+            "accelerator_type": self.accelerator_type.name,
+            "hardware_ranks": self.hardware_ranks,
+            "group_name": self.group_name,
+        }
+
+    def look_around(self) -> dict[str, Any]:
+        return {
+            "nodes": [node.address for node in self.node_manager.get_nodes()],
+            "groups": sorted(self.worker_manager.get_groups()),
+            "collective": self.collective_manager.get("callers"),
+            "first": self.address_of("callers", 0),
+            "last": self.address_of("callers", WORLD - 1),
+            "nobody": self.address_of("no such group"),
+            "ports": [self.acquire_free_port(), self.acquire_free_port(2)],
+        }
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class UnpicklableError(Exception):
+    """Its arguments do not fit its constructor: it cannot be unpickled as it is."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def the_one_that_raises() -> None:
+    raise KeyError("no such thing")
+
+
+@pytest.fixture(scope="module")
+def job(four_nodes: LocalRay) -> Iterator[roost.Cluster]:
+    with roost.Cluster(num_nodes=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def group(job: roost.Cluster) -> Iterator[roost.WorkerGroup]:
+    """Rank 0 on node 0, ranks 1 and 2 on node 1."""
+    strategy = roost.FlexiblePlacementStrategy([[0], [4], [5, 6]])
+    with Caller.create_group("good day", mark=" ").launch(job, strategy, name="callers") as launched:
+        yield launched
+
+
+def test_values_come_in_rank_order_whoever_is_first(group: roost.WorkerGroup) -> None:
+    assert group.nap(roost.PerRank([0.4, 0.2, 0.0])).wait() == [0, 1, 2]
+
+
+def test_the_constructor_got_its_arguments(group: roost.WorkerGroup) -> None:
+    assert group.greet().wait() == ["good day 0", "good day 1", "good day 2"]
+
+
+def test_a_worker_knows_who_it_is(group: roost.WorkerGroup) -> None:
+    first, _, third = group.identity().wait()
+    assert first == {
+        "rank": 0,
+        "_rank": 0,
+        "world_size": 3,
+        "local_rank": 0,
+        "local_world_size": 1,
+        "node_rank": 0,
+        "cluster_node_rank": 0,
+        "local_accelerator_rank": 0,
+        "accelerator_type": "NVIDIA",
+        "hardware_ranks": (0,),
+        "group_name": "callers",
+    }
+    assert third == first | {
+        "rank": 2,
+        "_rank": 2,
+        "local_rank": 1,
+        "local_world_size": 2,
+        "node_rank": 1,
+        "cluster_node_rank": 1,
+        "local_accelerator_rank": 1,
+        "hardware_ranks": (1, 2),
+    }
+
+
+def test_a_worker_knows_the_others(group: roost.WorkerGroup, job: roost.Cluster) -> None:
+    seen = group.look_around().wait()
+    assert group.binding is not None
+    for found in seen:
+        assert found["nodes"] == [job.get_node_ip(rank) for rank in range(4)]
+        assert "callers" in found["groups"]
+        assert found["collective"] == {
+            "address": group.binding.master_address,
+            "port": group.binding.master_port,
+            "world_size": WORLD,
+        }
+        assert (found["first"], found["last"], found["nobody"]) == (job.get_node_ip(0), job.get_node_ip(1), None)
+    ports = [port for found in seen for port in (found["ports"][0], found["ports"][1], found["ports"][1] + 1)]
+    assert len(set(ports)) == 9, "one machine: no port may be given twice"
+
+
+def test_arguments_and_keywords(group: roost.WorkerGroup) -> None:
+    found = group.echo(1, [2], key="value").wait()
+    assert found == [(rank, (1, [2]), {"key": "value"}) for rank in range(WORLD)]
+
+
+def test_per_rank_arguments(group: roost.WorkerGroup) -> None:
+    found = group.echo(roost.PerRank("abc"), 7, key=roost.PerRank([10, 20, 30])).wait()
+    assert found == [(rank, ("abc"[rank], 7), {"key": 10 * (rank + 1)}) for rank in range(WORLD)]
+
+
+def test_per_rank_arguments_that_do_not_fit(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError, match="2 values for 3 ranks"):
+        group.echo(roost.PerRank([1, 2]))
+
+
+def test_execute_on_calls_these_ranks_only(group: roost.WorkerGroup) -> None:
+    before = [state["calls"] for state in group.states()]
+    assert group.execute_on(0, 2).hello().wait() == [0, 2]
+    after = [state["calls"] for state in group.states()]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1]
+    assert group.execute_on(2, 0).echo(roost.PerRank("xy")).wait() == [(2, ("x",), {}), (0, ("y",), {})]
+
+
+@pytest.mark.parametrize("ranks", [(), (3,), (-1,), (0, 9), ("0",)])
+def test_execute_on_refuses_ranks_that_are_not_there(group: roost.WorkerGroup, ranks: tuple[Any, ...]) -> None:
+    with pytest.raises(roost.PlacementError, match="ranks 0-2"):
+        group.execute_on(*ranks)
+
+
+def test_done_is_told_without_waiting(group: roost.WorkerGroup) -> None:
+    result = group.nap(roost.PerRank([0.0, 0.0, 1.0]))
+    assert not result.done()
+    assert len(result) == WORLD
+    wait_for(result.done, "the call")
+    assert result.wait(timeout=0) == [0, 1, 2]
+
+
+def test_iteration_gives_ranks_as_they_finish(group: roost.WorkerGroup) -> None:
+    result = group.nap(roost.PerRank([0.8, 0.4, 0.0]))
+    assert list(result) == [(2, 2), (1, 1), (0, 0)]
+
+
+def test_iteration_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError, match="KeyError") as caught:
+        list(group.fail(1))
+    assert caught.value.rank == 1
+
+
+def test_timings_are_those_of_each_rank(group: roost.WorkerGroup) -> None:
+    timings = group.nap(roost.PerRank([0.0, 0.3, 0.6])).timings_s
+    assert 0.0 <= timings[0] < 0.25
+    assert 0.3 <= timings[1] < 0.55
+    assert 0.6 <= timings[2] < 0.85
+
+
+def test_async_wait(group: roost.WorkerGroup) -> None:
+    async def both() -> list[list[int]]:
+        first, second = group.nap(0.05), group.hello()
+        return list(await asyncio.gather(first.async_wait(), second.async_wait()))
+
+    assert asyncio.run(both()) == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_async_wait_raises_what_wait_raises(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError, match=r"callers\[1\] on node 1: fail\(\) raised KeyError"):
+        asyncio.run(group.fail(1).async_wait())
+
+
+def test_methods_that_are_coroutines(group: roost.WorkerGroup) -> None:
+    assert group.later(0.05).wait() == [0, 1, 2]
+    assert group.later(0.0).wait() == [0, 1, 2], "a second time, on the same loop"
+    with pytest.raises(roost.WorkerError, match="LookupError: later it failed"):
+        group.fail_later().wait()
+
+
+def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
+    request = Caller.create_group()
+    with request.launch(job, roost.NodePlacementStrategy([2]), name="at once", max_concurrency=3) as group:
+        started = time.monotonic()
+        sleepers = [group.nap(1.0), group.later(1.0), group.later(1.0)]
+        assert [sleeper.wait(timeout=20) for sleeper in sleepers] == [[0], [0], [0]]
+        assert time.monotonic() - started < 2.5, "they waited for one another"
+        long, short = group.nap(3.0), group.hello()
+        assert short.wait(timeout=2.5) == [0]
+        [state] = group.states()
+        assert (state["state"], state["call"]) == ("busy", "nap"), "a short call beside it ended; it did not"
+        assert long.wait(timeout=20) == [0]
+        assert group.states()[0]["state"] == "ready"
+
+
+def test_a_timeout_says_who_is_busy_in_what(group: roost.WorkerGroup) -> None:
+    result = group.nap(roost.PerRank([0.0, 1.5, 0.0]))
+    started = time.monotonic()
+    with pytest.raises(CallTimeoutError) as caught:
+        result.wait(timeout=0.5)
+    assert time.monotonic() - started < 1.4
+    text = str(caught.value)
+    assert "1 of 3 ranks did not end within 0.5 s" in text
+    assert "rank 1: busy in nap() for" in text
+    assert "rank 0" not in text
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, roost.RoostError)
+    assert result.wait(timeout=10) == [0, 1, 2], "the call goes on, and its result can still be had"
+
+
+def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError) as caught:
+        group.fail(2).wait()
+    error = caught.value
+    assert not isinstance(error, roost.WorkerDiedError)
+    assert (error.group, error.rank, error.node_rank) == ("callers", 2, 1)
+    assert "the_one_that_raises" in error.remote_traceback
+    assert "KeyError: 'no such thing'" in error.remote_traceback
+    assert "\x1b" not in error.remote_traceback
+    assert "callers[2] on node 1: fail() raised KeyError" in str(error)
+    assert isinstance(error.__cause__, KeyError)
+    assert group.hello().wait() == [0, 1, 2], "driver and workers live on"
+    assert group.states()[2]["errors"] >= 1
+
+
+def test_an_exception_that_cannot_be_unpickled(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError) as caught:
+        group.execute_on(1).odd_error().wait(timeout=20)
+    assert caught.value.rank == 1
+    assert not isinstance(caught.value, roost.WorkerDiedError)
+    assert "UnpicklableError: 1 and 2" in str(caught.value)
+    assert "in odd_error" in caught.value.remote_traceback
+    assert group.hello().wait() == [0, 1, 2]
+
+
+def test_an_exception_of_a_class_that_only_the_worker_has(group: roost.WorkerGroup) -> None:
+    with pytest.raises(roost.WorkerError, match=r"callers\[2\] on node 1: foreign_error\(\) raised") as caught:
+        group.execute_on(2).foreign_error().wait(timeout=20)
+    assert not isinstance(caught.value, roost.WorkerDiedError)
+
+
+def test_sys_exit_in_a_worker_is_an_error_not_a_death(group: roost.WorkerGroup) -> None:
+    pids = group.pid().wait()
+    with pytest.raises(roost.WorkerError, match=r"leave\(\) called sys\.exit\(3\)") as caught:
+        group.leave(3).wait()
+    assert not isinstance(caught.value, roost.WorkerDiedError)
+    with pytest.raises(roost.WorkerError, match=r"leave_later\(\) called sys\.exit\(4\)"):
+        group.leave_later().wait(timeout=20)
+    assert group.later(0.0).wait(timeout=20) == [0, 1, 2], "its event loop lives on"
+    assert group.pid().wait() == pids
+
+
+def test_an_unknown_method_is_an_attribute_error(group: roost.WorkerGroup) -> None:
+    with pytest.raises(AttributeError, match=r"'callers' have no method 'helo'.*hello"):
+        _ = group.helo
+    with pytest.raises(AttributeError):
+        _ = group._log
+    assert not hasattr(group, "log_info"), "what a worker says is its own matter"
+
+
+def test_the_control_lane_answers_while_a_long_call_runs(group: roost.WorkerGroup) -> None:
+    result = group.execute_on(1).nap(3.0)
+    wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", 5.0)
+    started = time.monotonic()
+    states = group.states()
+    stacks = group.stacks(1)
+    assert time.monotonic() - started < 2.0
+    assert [state["state"] for state in states] == ["ready", "busy", "ready"]
+    assert states[1]["call"] == "nap"
+    assert "in nap" in stacks
+    assert "time.sleep(seconds)" in stacks
+    assert not result.done()
+    assert result.wait(timeout=10) == [1]
+
+
+def test_a_second_process_attaches(group: roost.WorkerGroup, job: roost.Cluster, tmp_path: Path) -> None:
+    script = """
+import roost
+group = roost.WorkerGroup.attach("callers")
+print(group, group.world_size, group.binding)
+print(group.hello().wait(), group.execute_on(1).echo(roost.PerRank([5])).wait())
+try:
+    group.execute_on(2).fail(2).wait()
+except roost.WorkerError as error:
+    print(error.group, error.rank, error.node_rank)
+print([state["state"] for state in group.states()])
+try:
+    roost.WorkerGroup.attach("caller")
+except roost.ClusterError as error:
+    print("'caller'" in str(error), "groups: callers" in str(error))
+roost.Cluster().close()
+"""
+    done = run_driver(script, tmp_path, job.namespace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "WorkerGroup('callers', 3 workers) 3 None",
+        "[0, 1, 2] [(1, (5,), {})]",
+        "callers 2 1",
+        "['ready', 'ready', 'ready']",
+        "True True",
+    ]
+    assert group.hello().wait() == [0, 1, 2], "the job goes on when the other process ends"
+    assert all(is_alive(pid) for pid in group.pid().wait())
