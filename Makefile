@@ -50,7 +50,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	sed '/^ray==/d' constraints.txt > $(OLDEST)/constraints.txt
 	PIP_CONSTRAINT=$(OLDEST)/constraints.txt $(OLDEST)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check 'ray==2.47.1' pytest pytest-timeout pyyaml rich psutil nvidia-ml-py omegaconf hydra-core
+	  --disable-pip-version-check 'ray==2.47.1' pytest pytest-rerunfailures pytest-timeout pyyaml rich psutil nvidia-ml-py omegaconf hydra-core
 	@touch $@
 
 test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray

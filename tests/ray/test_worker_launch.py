@@ -322,7 +322,7 @@ def test_an_interpreter_that_is_not_there(cluster: roost.Cluster, tmp_path: Path
     started = time.monotonic()
     with pytest.raises(roost.LaunchError) as caught:
         Probe.create_group().launch(cluster, plan=plan, component="w")
-    assert f"node 2 has no interpreter {missing}" in str(caught.value)
+    assert f"node 2: the interpreter {missing} is not there" in str(caught.value)
     assert time.monotonic() - started < 20
     assert "w" not in roost.WorkerManager.get_proxy().get_groups()
 

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.reserve import free_resources, pin, reservation_turn, which_accelerator
 from roost.errors import Finding, Fix, ReservationError, counted
+from roost.hardware import AcceleratorType
 
 __all__ = ["Bundles", "reserve_bundles"]
 
@@ -38,8 +39,13 @@ class Bundles:
     accelerator_ids: tuple[str, ...]
 
     def release(self) -> None:
-        """Gives the accelerators back."""
+        """Gives the accelerators back, and waits a moment until Ray counts them as free."""
+        held = len(self.bundle_indices)
+        before = _free_accelerators()
         remove_placement_group(self.placement_group)
+        deadline = time.monotonic() + 5.0
+        while _free_accelerators() < before + held and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_s: float) -> Bundles:
@@ -68,6 +74,12 @@ def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_
         tuple(rank for rank, _, _ in found),
         tuple(known[rank][local] for rank, local, _ in found),
     )
+
+
+def _free_accelerators() -> float:
+    """How many accelerators Ray counts as free, on all nodes."""
+    names = {kind.ray_resource for name in AcceleratorType.names() if (kind := AcceleratorType.get(name))}
+    return sum(there.get(name, 0.0) for there in free_resources().values() for name in names)
 
 
 def _first_free(nodes: Sequence[NodeInfo], count: int, cpus: float) -> list[int]:
@@ -128,6 +140,6 @@ def _ids(group: PlacementGroup, owners: Sequence[NodeInfo]) -> list[str]:
             wanted: dict[str, Any] = {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             refs.append(probe.options(scheduling_strategy=strategy, **wanted).remote(resource))
-        for (index, _), found in zip(asked, ray.get(refs), strict=True):
+        for (index, _), found in zip(asked, ray.get(refs, timeout=60), strict=True):
             ids[index] = found
     return ids

@@ -24,14 +24,16 @@ LOWEST = 20_000
 """Above Ray's own range (10002-19999)."""
 
 
-def _highest() -> int:
-    """The end of the range: below the ports that the kernel hands out by itself."""
+def _bounds() -> tuple[int, int]:
+    """First port, and the one after the last: beside those that the kernel hands out by itself."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            ephemeral = int(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        ephemeral = 32_768
-    return ephemeral if ephemeral > LOWEST + 1000 else 65_536
+            first, last = (int(word) for word in file.read().split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    if first > LOWEST + 1000:
+        return LOWEST, first
+    return (last + 1, 65_536) if last < 64_536 else (LOWEST, 65_536)
 
 
 def _lock_folder() -> str:
@@ -103,7 +105,7 @@ def lease_ports(count: int = 1, host: str = "") -> PortLease:
     Raises:
         ClusterError: Where no such run of ports is free.
     """
-    low, high = LOWEST, _highest()
+    low, high = _bounds()
     if not 1 <= count <= high - low:
         raise ClusterError([Finding("R120", f"from 1 to {high - low} consecutive ports can be leased, not {count}")])
     folder = _lock_folder()
@@ -144,7 +146,10 @@ def _lock(folder: str, port: int) -> int | None:
         # Reading is enough for a lock, and works on files that other users made.
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        except OSError:
+            return None
     except OSError:
         return None
     try:

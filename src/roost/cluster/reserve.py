@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count as count_up
 from typing import Any
 
 import ray
@@ -144,19 +145,34 @@ class Ledger:
         self, entry: _Entry, wanted: Mapping[int, Sequence[int]], cpus: Mapping[int, float], timeout_s: float
     ) -> None:
         deadline = time.monotonic() + timeout_s
-        while True:
+        fewest: list[Finding] = []
+        for attempt in count_up(1):
             self._check_alive({*wanted, *cpus})
-            with reservation_turn(deadline):
+            with reservation_turn(max(deadline, time.monotonic() + 1.0)):
+                before = free_resources()
                 holds, cpu_holds, shortages = self._attempt(wanted, cpus, deadline)
-            if not shortages:
-                self._holds += holds
-                entry.cpu_holds = cpu_holds
-                return
-            for hold in (*holds, *cpu_holds):
-                remove_placement_group(hold.group)
-            if time.monotonic() + 0.5 > deadline:
-                raise ReservationError(_explain(shortages, timeout_s))
+                if not shortages:
+                    self._holds += holds
+                    entry.cpu_holds = cpu_holds
+                    return
+                for hold in (*holds, *cpu_holds):
+                    remove_placement_group(hold.group)
+                self._settle(before, {*wanted, *cpus})
+            fewest = shortages if not fewest or len(shortages) < len(fewest) else fewest
+            # What is free is known with a delay: one look alone might blame the wrong accelerator.
+            if attempt >= 3 and time.monotonic() + 0.5 > deadline:
+                raise ReservationError(_explain(fewest, timeout_s))
             time.sleep(0.2 + random.random() * 0.3)  # noqa: S311
+
+    def _settle(self, before: Mapping[str, Mapping[str, float]], ranks: Iterable[int]) -> None:
+        """Waits a moment until what was given back is counted as free: the next attempt, of whomever, relies on it."""
+        deadline = time.monotonic() + 2.0
+        names = [(self._nodes[rank].ray_id, self._nodes[rank].accelerator_type.ray_resource) for rank in ranks]
+        while time.monotonic() < deadline:
+            now = free_resources()
+            if all(now.get(node, {}).get(name, 0.0) >= before.get(node, {}).get(name, 0.0) for node, name in names):
+                return
+            time.sleep(0.02)
 
     def _attempt(
         self, wanted: Mapping[int, Sequence[int]], cpus: Mapping[int, float], deadline: float
@@ -242,7 +258,8 @@ def _wait(holds: Sequence[_Hold], timeout_s: float) -> set[int]:
     deadline = time.monotonic() + timeout_s
     ready = set()
     for hold in holds:
-        if hold.group.wait(max(0.0, deadline - time.monotonic())):
+        # A group that has been there all along is not late because the one before it was.
+        if hold.group.wait(max(0.05, deadline - time.monotonic())):
             ready.add(id(hold))
     return ready
 
@@ -284,7 +301,7 @@ def _ids_of(groups: Sequence[PlacementGroup], resource: str) -> list[str]:
     ids = []
     for group in groups:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        ids.append(ray.get(probe.options(scheduling_strategy=strategy, **wanted).remote(resource)))
+        ids.append(ray.get(probe.options(scheduling_strategy=strategy, **wanted).remote(resource), timeout=60))
     return ids
 
 

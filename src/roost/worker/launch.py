@@ -8,6 +8,7 @@ import inspect
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -186,18 +187,22 @@ class _Launch:
             self.token = self.cluster.reserve(wanted, cpus)
 
     def _check_interpreters(self) -> None:
-        """An interpreter that is not there would keep Ray trying for ever."""
+        """An interpreter that cannot run a worker would keep Ray trying for ever."""
         wanted = {(p.placement.cluster_node_rank, p.interpreter) for p in self.processes if p.interpreter}
-        probe = ray.remote(num_cpus=0)(_can_run)
+        probe = ray.remote(num_cpus=0)(_interpreter_fault)
         tasks = [
             (node, path, probe.options(scheduling_strategy=self._strategy(node)).remote(path))
             for node, path in sorted(wanted)
         ]
-        findings = [
-            Finding("W110", f"node {node} has no interpreter {path}", rule="python_interpreter_path is on each node")
-            for node, path, task in tasks
-            if not ray.get(task, timeout=60)
-        ]
+        findings = []
+        rule = "python_interpreter_path is on each node of its group, and has the same Ray"
+        for node, path, task in tasks:
+            try:
+                fault = ray.get(task, timeout=120)
+            except ray.exceptions.RayError as error:
+                fault = f"cannot be tried: {error}".splitlines()[0]
+            if fault:
+                findings.append(Finding("W110", f"node {node}: the interpreter {path} {fault}", rule=rule))
         if findings:
             raise LaunchError(findings)
 
@@ -359,6 +364,16 @@ def _runtime_env(process: Process) -> dict[str, Any]:
     return env
 
 
-def _can_run(path: str) -> bool:
-    """Runs on a node: whether an interpreter is there."""
-    return os.access(path, os.X_OK) and not os.path.isdir(path)
+def _interpreter_fault(path: str) -> str:
+    """Runs on a node: why an interpreter cannot run workers; empty where it can."""
+    if not os.access(path, os.X_OK) or os.path.isdir(path):
+        return "is not there"
+    code = "import ray; print(ray.__version__)"
+    try:
+        done = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not start: {error}"
+    if done.returncode != 0:
+        return f"cannot load Ray: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+    found = done.stdout.split()[-1] if done.stdout.split() else "unknown"
+    return "" if found == ray.__version__ else f"has Ray {found}, and the cluster has {ray.__version__}"
