@@ -55,7 +55,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 
 test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
 	@echo "== tests on the oldest supported Ray"
-	PYTHONPATH=src $(OLDEST)/bin/python -m pytest tests/ray
+	PYTHONPATH=$(abspath src) $(OLDEST)/bin/python -m pytest tests/ray
 
 bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 	$(BIN)/python -m benchmarks
