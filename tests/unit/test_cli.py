@@ -111,6 +111,24 @@ def test_wrong_usage_is_exit_code_2(job: Path, arguments: tuple[str, ...]) -> No
     assert "Traceback" not in done.stderr
 
 
+def test_a_module_that_cannot_be_loaded_is_wrong_usage_without_a_traceback(job: Path) -> None:
+    (job.parent / "broken.py").write_text("x = (\n")
+    for text in (
+        "run: broken:main\n" + GOOD,
+        "cluster: {component_placement: {a: {placement: 0, worker: 'broken:A'}}}\n",
+    ):
+        job.write_text(text)
+        done = run("run", str(job), "--cluster", "1x8", RAY_ADDRESS="")
+        assert done.returncode == 2
+        assert "error[U104]" in done.stderr
+        assert "SyntaxError" in done.stderr
+        assert "Traceback" not in done.stderr
+    done = run("plan", "job.yaml", "--cluster", "1x8", "--import", "broken", cwd=job.parent)
+    assert done.returncode == 2
+    assert "error[U101]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_validate_says_so_in_one_line(job: Path) -> None:
     done = run("validate", str(job), "--cluster", "1x8")
     assert done.returncode == 0

@@ -59,8 +59,9 @@ def import_modules(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise UsageError([Finding("U101", f"--import {module}: {error}")]) from error
+        except Exception as error:  # whatever the module does when it is loaded
+            message = f"--import {module}: {type(error).__name__}: {error}"
+            raise UsageError([Finding("U101", message)]) from error
 
 
 def read_cluster(text: str) -> Topology:

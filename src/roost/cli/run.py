@@ -108,8 +108,8 @@ def _load_programs(job: Job) -> dict[str, Any]:
         module, _, attribute = program.partition(":")
         try:
             loaded[name] = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            findings.append(Finding("U104", f"{program} cannot be loaded: {error}"))
+        except Exception as error:  # whatever the module does when it is loaded
+            findings.append(Finding("U104", f"{program} cannot be loaded: {type(error).__name__}: {error}"))
     if findings:
         raise UsageError(findings)
     return loaded
