@@ -55,7 +55,8 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 
 test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
 	@echo "== tests on the oldest supported Ray"
-	PYTHONPATH=$(abspath src) $(OLDEST)/bin/python -m pytest tests/ray
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(OLDEST)/bin/python -m pytest tests/ray
 
 bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 	$(BIN)/python -m benchmarks

@@ -331,7 +331,8 @@ def test_a_ray_that_was_joined_before_is_left_alone() -> None:
         assert ray.get_runtime_context().namespace == "before"
     assert ray.is_initialized()
     assert ray.get_runtime_context().get_worker_id() == connection
-    assert ray.get(ray.get_actor("mine").ping.remote(), timeout=30) == "pong"
+    found = ray.get_actor("mine")
+    assert ray.get(found.ping.remote(), timeout=30) == "pong"
     ray.kill(mine)
 
 

@@ -88,12 +88,11 @@ def _jobs() -> list[dict[str, Any]]:
 def _workers(record: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
     import ray
 
-    refs = []
-    for actor in record["actors"]:
-        try:
-            refs.append(ray.get_actor(actor, namespace=namespace).state.remote())
-        except ValueError:
-            return [{**worker, "state": "dead"} for worker in record["workers"]]
+    try:
+        handles = [ray.get_actor(actor, namespace=namespace) for actor in record["actors"]]
+    except ValueError:
+        return [{**worker, "state": "dead"} for worker in record["workers"]]
+    refs = [handle.state.remote() for handle in handles]
     ready = set(ray.wait(refs, num_returns=len(refs), timeout=5)[0]) if refs else set()
     workers = []
     for worker, ref in zip(record["workers"], refs, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -97,6 +98,11 @@ class LocalRay:
             env_vars=dict(self._env_vars.get(rank, {})) or None,
             **arguments,
         )
+        # Older Rays join a driver to the node that was started last; it belongs on the head.
+        noted = os.path.join(self._nodes[0].get_session_dir_path(), "node_ip_address.json")
+        with contextlib.suppress(OSError), open(noted, "r+", encoding="utf-8") as file:
+            file.truncate()
+            json.dump({"node_ip_address": self.node_address(0)}, file)
 
     def node_address(self, rank: int) -> str:
         """The address of a node."""
