@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run maps test test-oldest lint types imports unit bench bench-quick snapshots clean
+.PHONY: help run learn exchange maps test test-oldest lint types imports unit bench bench-quick snapshots clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -18,7 +18,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
-run: $(STAMP) ## Plan a job, launch it on an embedded two-node Ray, and show what each worker got
+run: $(STAMP) ## A short GRPO run on an embedded two-node Ray: map, progress, reward curve
+	@$(BIN)/python examples/grpo --steps $(or $(STEPS),60) --mode $(or $(MODE),collocated)
+
+learn: $(STAMP) ## GRPO until the mean reward is above 0.9; fails where it is not
+	@$(BIN)/python examples/grpo --goal 0.9 --mode $(or $(MODE),collocated)
+
+exchange: $(STAMP) ## Launch plain workers on an embedded two-node Ray, and show what each got
 	@roost run examples/exchange.yaml --cluster 2x8
 
 maps: $(STAMP) ## Plan the other examples and show where everything goes

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--largest N]``: measures, and prints two tables. It never fails on times."""
+"""``python -m benchmarks [--largest N]``: measures, and prints tables. It never fails on times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import launching, measure, startup
+from benchmarks import launching, learning, measure, routing, startup, transfer, weights
 from benchmarks.cases import CASES, Case, floor
 
 LARGEST = 131_072
@@ -28,12 +28,26 @@ def main() -> None:
         return
     console = Console(width=max(WIDTH, Console().width))
     progress = Console(stderr=True)
-    if arguments.only != "launching":
+    if arguments.only in (None, "placement"):
         _placement(console, progress, arguments.largest)
-    if arguments.only != "placement":
+    if arguments.only in (None, "launching"):
         with progress.status("launching"):
             rows = launching.measure_launching()
-        console.print(_launching_table(rows))
+        caption = (
+            f"best of {launching.REPEATS} in turn (calls: median of 400); Ray {ray.__version__}, made-up accelerators"
+        )
+        console.print(_comparison_table(rows, "Beside plain Ray", "plain Ray", caption))
+    if arguments.only in (None, "learning"):
+        with progress.status("learning"):
+            rows = learning.measure_learning()
+            phases = learning.measure_phases()
+        caption = (
+            f"buffer: best of {learning.REPEATS}, {learning.SAMPLES} samples of {learning.TOKENS} tokens per group, "
+            f"beside a deque · weights: best of {weights.REPEATS}, two processes, {weights.TENSORS} tensors · "
+            f"router: {routing.REQUESTS} requests in turn, beside the engine hit directly"
+        )
+        console.print(_comparison_table(rows, "Learning", "floor", caption))
+        console.print(_phase_table(phases))
 
 
 def _placement(console: Console, progress: Console, largest: int) -> None:
@@ -42,13 +56,14 @@ def _placement(console: Console, progress: Console, largest: int) -> None:
         _measure_case(table, name, measure.sizes_up_to(largest))
     console.print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     console.print(table)
+    console.print(_transfer_table(transfer.measure_transfer()))
     console.print(_startup_table(startup.measure_startup()))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--largest", type=_size, default=LARGEST, metavar="N", help="most accelerators (%(default)s)")
-    parser.add_argument("--only", choices=("placement", "launching"), help="one of the two halves")
+    parser.add_argument("--only", choices=("placement", "launching", "learning"), help="one part")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -60,17 +75,28 @@ def _size(text: str) -> int:
     return number
 
 
-def _launching_table(rows: Sequence[launching.Row]) -> Table:
-    caption = f"best of {launching.REPEATS} in turn (calls: median of 400); Ray {ray.__version__}, made-up accelerators"
-    table = Table(title="Beside plain Ray", caption=caption, title_justify="left", caption_justify="left")
+def _comparison_table(rows: Sequence[launching.Row], title: str, baseline: str, caption: str) -> Table:
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("what", no_wrap=True)
-    for column in ("Roost", "plain Ray", "ratio"):
+    for column in ("Roost", baseline, "ratio"):
         table.add_column(column, justify="right")
     table.add_column("expected")
     for row in rows:
         mark = "✓" if row.is_met else "✗"
         ours, plain = (f"{s:.2f} s" if s >= 0.1 else f"{s * 1e3:.2f} ms" for s in (row.roost_s, row.plain_s))
         table.add_row(row.name, ours, plain, f"{row.ratio:.2f}", f"{mark} {row.expected}")
+    return table
+
+
+def _phase_table(phases: dict[str, dict[str, float]]) -> Table:
+    caption = f"ms per step, mean of {learning.STEPS} steps of examples/grpo; start: seconds until the first step"
+    table = Table(title="A step of GRPO", caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("mode")
+    names = list(dict.fromkeys(name for found in phases.values() for name in found))
+    for name in names:
+        table.add_column(name, justify="right")
+    for mode, found in phases.items():
+        table.add_row(mode, *(f"{found[name]:,.1f}" if name in found else "" for name in names))
     return table
 
 
@@ -135,6 +161,22 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
 
 
+def _transfer_table(row: transfer.Row) -> Table:
+    caption = (
+        "time: best of several runs · one rank: everything that one rank gets, spelled out · pieces and routes: what "
+        "the plan holds · parts: what goes between two ranks, all told"
+    )
+    table = Table(title="Weight transfer", caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("case", no_wrap=True)
+    for column in ("time", "one rank", "pieces", "routes", "parts"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("expected", no_wrap=True)
+    counts = (f"{count:,}" for count in (row.pieces, row.routes, row.moves))
+    verdict = _verdict(f"< {transfer.MAX_S:g} s", row.is_met)
+    table.add_row(row.name, _duration(row.plan_s), _duration(row.rank_s), *counts, verdict)
+    return table
+
+
 def _startup_table(found: startup.Startup) -> Table:
     caption = f"median of {startup.RUNS} runs each, in turn; {startup.EXAMPLE} on 2x8"
     table = Table(title="Command line", caption=caption, title_justify="left", caption_justify="left")
@@ -152,4 +194,5 @@ def _startup_table(found: startup.Startup) -> Table:
     return table
 
 
-main()
+if __name__ == "__main__":  # processes that are spawned load this module again
+    main()

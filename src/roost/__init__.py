@@ -31,6 +31,7 @@ _ROOMS = {
         "LaunchError",
         "PlacementError",
         "ReservationError",
+        "RolloutError",
         "RoostError",
         "TopologyError",
         "WorkerDiedError",
@@ -48,8 +49,28 @@ _ROOMS = {
         "PlacementMode",
         "PlacementStrategy",
     ),
-    "roost.placement.layouts": ("Layout", "resolve_layout"),
-    "roost.plan": ("ComponentPlan", "Plan", "Process", "WeightTransport"),
+    "roost.placement.layouts": ("EngineShare", "Layout", "resolve_layout"),
+    "roost.plan": (
+        "ComponentPlan",
+        "Plan",
+        "Process",
+        "Sharding",
+        "TensorShards",
+        "TransferPlan",
+        "WeightTransport",
+        "plan_transfer",
+    ),
+    "roost.rl.buffer": ("DataBuffer",),
+    "roost.rl.engine": ("Engine", "EngineOutput", "EnginePlace"),
+    "roost.rl.groups": ("create_placement_groups",),
+    "roost.rl.hub": ("BufferClient", "LockClient"),
+    "roost.rl.lock": ("LeaseLock",),
+    "roost.rl.rollout": ("RolloutManager",),
+    "roost.rl.router": ("Router",),
+    "roost.rl.samples": ("Sample", "SampleGroup"),
+    "roost.rl.torch_engine": ("TorchEngine",),
+    "roost.rl.train": ("TrainGroup", "TrainWorker"),
+    "roost.rl.weights.sync": ("SyncReport",),
     "roost.topology": ("Hardware", "Node", "NodeGroup", "Topology"),
     "roost.topology.order": ("stable_order_key",),
     "roost.worker": ("Binding", "GroupResult", "PerRank", "Worker", "WorkerGroup"),
@@ -74,6 +95,7 @@ if TYPE_CHECKING:
     from roost.errors import LaunchError as LaunchError
     from roost.errors import PlacementError as PlacementError
     from roost.errors import ReservationError as ReservationError
+    from roost.errors import RolloutError as RolloutError
     from roost.errors import RoostError as RoostError
     from roost.errors import TopologyError as TopologyError
     from roost.errors import WorkerDiedError as WorkerDiedError
@@ -90,12 +112,33 @@ if TYPE_CHECKING:
     from roost.placement import Placement as Placement
     from roost.placement import PlacementMode as PlacementMode
     from roost.placement import PlacementStrategy as PlacementStrategy
+    from roost.placement.layouts import EngineShare as EngineShare
     from roost.placement.layouts import Layout as Layout
     from roost.placement.layouts import resolve_layout as resolve_layout
     from roost.plan import ComponentPlan as ComponentPlan
     from roost.plan import Plan as Plan
     from roost.plan import Process as Process
+    from roost.plan import Sharding as Sharding
+    from roost.plan import TensorShards as TensorShards
+    from roost.plan import TransferPlan as TransferPlan
     from roost.plan import WeightTransport as WeightTransport
+    from roost.plan import plan_transfer as plan_transfer
+    from roost.rl.buffer import DataBuffer as DataBuffer
+    from roost.rl.engine import Engine as Engine
+    from roost.rl.engine import EngineOutput as EngineOutput
+    from roost.rl.engine import EnginePlace as EnginePlace
+    from roost.rl.groups import create_placement_groups as create_placement_groups
+    from roost.rl.hub import BufferClient as BufferClient
+    from roost.rl.hub import LockClient as LockClient
+    from roost.rl.lock import LeaseLock as LeaseLock
+    from roost.rl.rollout import RolloutManager as RolloutManager
+    from roost.rl.router import Router as Router
+    from roost.rl.samples import Sample as Sample
+    from roost.rl.samples import SampleGroup as SampleGroup
+    from roost.rl.torch_engine import TorchEngine as TorchEngine
+    from roost.rl.train import TrainGroup as TrainGroup
+    from roost.rl.train import TrainWorker as TrainWorker
+    from roost.rl.weights.sync import SyncReport as SyncReport
     from roost.topology import Hardware as Hardware
     from roost.topology import Node as Node
     from roost.topology import NodeGroup as NodeGroup

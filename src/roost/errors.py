@@ -11,6 +11,7 @@ The tree::
      │    ├── ReservationError                               accelerators that cannot be had
      │    └── LaunchError                                    workers that did not start
      │         └── AttestationError                          workers that got something else
+     ├── RolloutError     (also RuntimeError)                engines, samples, the buffer or the lock
      ├── CallTimeoutError (also TimeoutError)                a call that did not end in time
      └── WorkerError      (also RuntimeError)                an exception in a worker
           └── WorkerDiedError                                a worker or its node is gone
@@ -38,6 +39,7 @@ __all__ = [
     "PlacementError",
     "RankError",
     "ReservationError",
+    "RolloutError",
     "RoostError",
     "TopologyError",
     "WorkerDiedError",
@@ -264,6 +266,10 @@ class AttestationError(LaunchError):
     """Workers started, and found something else than their plan says."""
 
 
+class RolloutError(RoostError, RuntimeError):
+    """Generating went wrong: an engine, its samples, the buffer that keeps them, or the lock around weights."""
+
+
 class WorkerError(RoostError, RuntimeError):
     """An exception in a worker.
 
@@ -298,7 +304,7 @@ class WorkerError(RoostError, RuntimeError):
 
 
 class CallTimeoutError(RoostError, TimeoutError):
-    """A call on a group did not end in time; it says which ranks are still at it."""
+    """A call did not end in time; it says what it waited for: ranks that are still at it, who holds what."""
 
 
 class WorkerDiedError(WorkerError):

@@ -190,3 +190,76 @@ def test_help_shows_an_example(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0
     assert f"roost {command} job.yaml" in done.stdout
+
+
+LAYOUT = "cluster:\n  layout: {mode: collocated, actor_num_nodes: 1, actor_num_gpus_per_node: 4}\n"
+
+
+def test_set_gives_one_file_several_modes(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(LAYOUT)
+    assert run("plan", str(path), "--cluster", "1x8").stdout.startswith("collocated: ")
+    more = ["--set", "cluster.layout.mode=hybrid", "--set", "cluster.layout.rollout_num_gpus=8"]
+    done = run("plan", str(path), "--cluster", "1x8", *more, "--json")
+    plan = roost.Plan.from_json(done.stdout)
+    assert (plan.mode.value, plan.component("rollout").rule) == ("hybrid", "0-7")
+    done = run("validate", str(path), "--cluster", "1x8", *more)
+    assert "launchable. hybrid: " in done.stdout
+    done = run("explain", str(path), "rollout[7]", "--cluster", "1x8", *more)
+    assert "goes to node 0, GPU 7" in done.stdout
+
+
+def test_explain_says_which_engine_a_process_belongs_to(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "cluster: {layout: {debug_rollout_only: true, rollout_num_gpus: 32, rollout_num_gpus_per_engine: 16}}"
+    )
+    done = run("explain", str(path), "rollout[3]", "--cluster", "4x8")
+    assert "1, member 1 of 2" in done.stdout
+
+
+def test_set_makes_what_is_not_there_and_takes_any_value(job: Path) -> None:
+    more = [
+        "--set",
+        "rollout.tensor_parallel_size=2",
+        "--set",
+        "cluster.component_placement={actor: 0-7, agent: '0:0'}",
+    ]
+    plan = roost.Plan.from_json(run("plan", str(job), "--cluster", "1x8", *more, "--json").stdout)
+    assert [component.rule for component in plan.components] == ["0-7", "0:0"]
+
+
+def test_a_value_that_was_set_is_complained_about_as_such(job: Path) -> None:
+    done = run("validate", str(job), "--cluster", "1x8", "--set", "cluster.component_placement.actor=0-9")
+    assert done.returncode == 1
+    place = "--> --set cluster.component_placement.actor=0-9  (cluster.component_placement.actor)"
+    assert place in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [
+        ("cluster.component_placement.actor.placement=0", "actor is the text '0-7', and has nothing under it"),
+        ("cluster", "not KEY=VALUE"),
+        ("=3", "not KEY=VALUE"),
+        ("a..b=3", "not KEY=VALUE"),
+        ("a=[1", "not YAML"),
+        ("list.3=1", "list is a list of 2, and has no item '3'"),
+        ("list.x=1", "list is a list of 2, and has no item 'x'"),
+    ],
+)
+def test_a_value_that_cannot_be_set_is_wrong_usage(job: Path, assignment: str, text: str) -> None:
+    job.write_text(GOOD + "list: [1, 2]\n")
+    done = run("plan", str(job), "--cluster", "1x8", "--set", assignment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error[U106]" in done.stderr
+    assert text in done.stderr
+
+
+def test_what_an_alias_shares_is_set_in_one_place_only(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("base: &base {placement: 0-3}\ncluster: {component_placement: {actor: *base, reward: *base}}\n")
+    done = run(
+        "plan", str(path), "--cluster", "1x8", "--set", "cluster.component_placement.actor.placement=4-7", "--json"
+    )
+    assert [c.rule for c in roost.Plan.from_json(done.stdout).components] == ["4-7", "0-3"]

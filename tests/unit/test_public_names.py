@@ -15,14 +15,26 @@ PLANNING = [
     "load_config", "register_hardware",
 ]  # fmt: skip
 BESIDE_THEM = [
-    "AttestationError", "CallTimeoutError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "Finding", "Hardware", "LaunchError",
-    "Layout", "Process", "ReservationError", "TopologyError", "WeightTransport", "WorkerDiedError", "WorkerError",
-    "__version__", "register_accelerator", "resolve_layout", "stable_order_key",
+    "AttestationError", "CallTimeoutError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "Hardware", "LaunchError",
+    "Layout", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
+    "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "plan_transfer", "register_accelerator",
+    "resolve_layout", "stable_order_key",
 ]  # fmt: skip
+FOR_LEARNING = [
+    "DataBuffer",
+    "Engine",
+    "EngineOutput",
+    "EnginePlace",
+    "LeaseLock",
+    "RolloutError",
+    "Sample",
+    "SampleGroup",
+]
 ON_RAY = [
-    "Binding", "Cluster", "CollectiveManager", "GroupResult", "NodeInfo", "NodeManager", "PerRank", "PortLease",
-    "Worker", "WorkerGroup", "WorkerManager", "lease_ports",
+    "Binding", "BufferClient", "Cluster", "CollectiveManager", "GroupResult", "LockClient", "NodeInfo", "NodeManager", "PerRank", "PortLease", "Router",
+    "Worker", "WorkerGroup", "WorkerManager", "create_placement_groups", "lease_ports",
 ]  # fmt: skip
+WITH_TORCH = ["RolloutManager", "SyncReport", "TorchEngine", "TrainGroup", "TrainWorker"]
 
 HEAVY = ("ray", "torch", "omegaconf", "hydra", "numpy", "rich", "yaml")
 
@@ -43,7 +55,7 @@ def test_import_loads_nothing_heavy():
 
 
 def test_names_of_planning_load_neither_ray_torch_nor_omegaconf():
-    loaded = loaded_by(f"import roost\nfor name in {PLANNING + BESIDE_THEM!r}: getattr(roost, name)")
+    loaded = loaded_by(f"import roost\nfor name in {PLANNING + BESIDE_THEM + FOR_LEARNING!r}: getattr(roost, name)")
     assert not loaded & {"ray", "torch", "omegaconf", "hydra", "numpy"}
 
 
@@ -69,7 +81,7 @@ def test_every_name_of_planning(name):
 
 
 def test_public_names_are_exactly_these():
-    assert sorted(roost.__all__) == sorted(PLANNING + BESIDE_THEM + ON_RAY)
+    assert sorted(roost.__all__) == sorted(PLANNING + BESIDE_THEM + FOR_LEARNING + ON_RAY + WITH_TORCH)
     assert len(set(roost.__all__)) == len(roost.__all__)
     assert set(dir(roost)) >= set(roost.__all__)
 

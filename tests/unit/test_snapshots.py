@@ -62,6 +62,18 @@ BAD_JOBS = {
             "actor: {model: {tensor_model_parallel_size: 16}}\nrollout: {tensor_parallel_size: 2}\n"
         ),
     ),
+    "layout-engines": (
+        "2x8",
+        (
+            "cluster:\n  layout:\n    mode: disaggregated\n    actor_num_gpus_per_node: 6\n"
+            "    rollout_num_gpus: 8\n    rollout_num_gpus_per_engine: 4\n"
+            "    use_critic: true\n    num_gpus_per_critic: 0.6\n"
+        ),
+    ),
+    "layout-too-large": (
+        "1x8",
+        "cluster:\n  layout:\n    mode: disaggregated\n    actor_num_gpus_per_node: 6\n    rollout_num_gpus: 8\n",
+    ),
     "duplicate-keys": ("2x8", "cluster:\n  num_nodes: 1\n  num_nodes: 2\n"),
     "tab": ("2x8", "cluster:\n\tnum_nodes: 1\n"),
     "not-yaml": ("2x8", "cluster: [1, 2\n"),
@@ -122,6 +134,13 @@ def test_map(name: str) -> None:
     compare(f"map-{name}", drawn(draw_plan(roost.Plan.resolve(config, roost.Topology.parse(JOBS[name])))))
 
 
+def test_map_of_a_layout() -> None:
+    groups = [{"num_gpus": 16, "num_gpus_per_engine": 16}, {"num_gpus": 2, "placeholder": True}, {"num_gpus": 4}]
+    layout = {"actor_num_gpus_per_node": 8, "use_critic": True, "rollout_groups": groups}
+    job = {"cluster": {"layout": {**layout, "rollout_num_gpus_per_engine": 2}}}
+    compare("map-layout", drawn(draw_plan(roost.Plan.resolve(job, roost.Topology.parse("4x8:H200")))))
+
+
 def test_map_of_a_large_uneven_cluster() -> None:
     job = {"cluster": {"component_placement": {"actor": "all", "agent": {"node_group": "node", "placement": "all"}}}}
     topology = roost.Topology.parse("64x8:H100+" + "+".join(f"1x{i % 5}" for i in range(60)) + "+2x32:B200")
@@ -137,7 +156,7 @@ def test_explanations() -> None:
 
 def test_no_snapshot_is_left_over() -> None:
     names = {f"error-{name}" for name in BAD_JOBS} | {f"map-{name}" for name in JOBS}
-    names |= {"findings", "map-large", "explain"}
+    names |= {"findings", "map-large", "map-layout", "explain"}
     assert {path.stem for path in SNAPSHOTS.glob("*.txt")} == names
 
 

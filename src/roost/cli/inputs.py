@@ -10,10 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from roost.config import Config, load_config
-from roost.errors import Finding, RoostError
+from roost.errors import ConfigError, Finding, Fix, RoostError
+from roost.source import as_tree
 from roost.topology import Topology
 
-__all__ = ["Formatter", "UsageError", "add_inputs", "as_usage", "import_modules", "read_cluster", "read_inputs"]
+__all__ = [
+    "Formatter",
+    "UsageError",
+    "add_inputs",
+    "as_usage",
+    "import_modules",
+    "read_cluster",
+    "read_config",
+    "read_inputs",
+    "set_values",
+]
 
 _CLUSTER_HELP = """\
 the machines: a text such as 2x8 (nodes x GPUs), 8x8:H200, 8x8:A800+8x8:4090+2x0, or a cluster file"""
@@ -41,6 +52,14 @@ def add_inputs(parser: ArgumentParser, is_cluster_required: bool = True) -> None
         metavar="MODULE",
         help="import this module first, such as one that registers hardware types; may be repeated",
     )
+    parser.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another value for a key of the job file, such as cluster.layout.mode=hybrid; may be repeated",
+    )
 
 
 def read_inputs(args: Namespace) -> tuple[Config, Topology]:
@@ -48,8 +67,48 @@ def read_inputs(args: Namespace) -> tuple[Config, Topology]:
     import_modules(args.modules)
     with as_usage("C101"):
         topology = read_cluster(args.cluster)
-        config = load_config(args.job)
+        config = read_config(args)
     return config, topology
+
+
+def read_config(args: Namespace) -> Config:
+    """The job file that a command was given, with the values of ``--set``."""
+    with as_usage("C101"):
+        config = load_config(args.job)
+    return set_values(config, args.values)
+
+
+def set_values(config: Config, assignments: Sequence[str]) -> Config:
+    """A job with other values: ``KEY=VALUE`` each, with a dotted path of keys and a value in YAML; later ones win.
+
+    Complaints about such a value have the place ``--set KEY=VALUE``.
+
+    Raises:
+        UsageError: With every assignment that cannot be.
+    """
+    if not assignments:
+        return config
+    from roost.source.yaml import read_value
+
+    tree = as_tree(config)
+    findings = []
+    for assignment in assignments:
+        name = f"--set {assignment if len(assignment) <= 100 else assignment[:99] + '…'}"
+        path, sign, text = assignment.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not sign or not all(keys):
+            fix = Fix("for example", "--set cluster.layout.mode=hybrid")
+            findings.append(Finding("U106", f"{name}: this is not KEY=VALUE, with a dotted path of keys", fixes=(fix,)))
+            continue
+        try:
+            tree = tree.replacing(keys, read_value(text, name))
+        except ConfigError as error:
+            findings += [Finding("U106", f"{name}: {finding}") for finding in error.findings]
+        except LookupError as error:
+            findings.append(Finding("U106", f"{name}: {error.args[0]}"))
+    if findings:
+        raise UsageError(findings)
+    return Config(tree)
 
 
 def import_modules(modules: Sequence[str]) -> None:

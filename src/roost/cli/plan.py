@@ -18,6 +18,7 @@ accelerators, a table per component, and what is worth knowing.
 
   roost plan job.yaml --cluster 2x8
   roost plan job.yaml --cluster cluster.yaml --json > plan.json
+  roost plan job.yaml --cluster 2x8 --set cluster.layout.mode=hybrid
 
 In the map each component has a letter; an accelerator shows the letters of all components on it,
 a number after a letter means so many processes, a dot means idle. Like nodes share a row.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from argparse import Namespace
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster
+from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
 from roost.cli.output import print_notes, print_problems, print_view
-from roost.config import Job, load_config, read_job
+from roost.config import Job, read_job
 from roost.errors import Finding, Fix, counted
 from roost.plan import Plan
 from roost.topology import Topology
@@ -27,10 +28,11 @@ Plans a job, shows the map, reserves, launches, runs it, and closes everything.
   roost run job.yaml                    on the Ray of RAY_ADDRESS, or on this machine
   roost run job.yaml --cluster 2x8      on an embedded Ray of two nodes with made-up accelerators
 
-The job names its program: 'run: module:function', called with the cluster and the plan, or
-'worker: module:Class' beside the placement of a component. Groups of such workers are launched
-first; the function finds them with cluster.get_group(name). Without a function, every group whose
-class has a method 'run' is called once. Modules are looked for beside the job file.
+The job names its program: 'run: module:function', called with the cluster and the plan (and with
+all values of the job, where it takes a third argument), or 'worker: module:Class' beside the
+placement of a component. Groups of such workers are launched first; the function finds them with
+cluster.get_group(name). Without a function, every group whose class has a method 'run' is called
+once. Modules are looked for beside the job file.
 """
 
 
@@ -50,7 +52,7 @@ def run(args: Namespace) -> int:
     sys.path.insert(0, os.path.dirname(os.path.abspath(args.job)))
     import_modules(args.modules)
     with as_usage("C101"):
-        config = load_config(args.job)
+        config = read_config(args)
         topology = read_cluster(args.cluster) if args.cluster else None
     job = read_job(config)
     programs = _load_programs(job)
@@ -93,7 +95,7 @@ def _check_size(topology: Topology) -> None:
 
 def _load_programs(job: Job) -> dict[str, Any]:
     """The function of the job (under ``""``) and the worker class of each component."""
-    wanted = {spec.name: spec.worker for spec in job.components if spec.worker}
+    wanted = {spec.name: spec.worker for spec in job.components if spec.worker and not spec.placeholder}
     if job.run:
         wanted[""] = job.run
     if not wanted:
@@ -120,11 +122,15 @@ def _execute(job: Job, programs: dict[str, Any], cluster: Any, plan: Plan) -> in
 
     function: Callable[..., Any] | None = programs.pop("", None)
     groups = {}
+    for component in plan.components:
+        if component.placeholder:
+            cluster.reserve(component.accelerators)
     for name, cls in programs.items():
         groups[name] = GroupRequest(cls).launch(cluster, plan=plan, component=name)
         print_view(f"launched {name}: {counted(groups[name].world_size, 'worker')}")
     if function is not None:
-        code = function(cluster, plan)
+        takes_config = len(inspect.signature(function).parameters) > 2
+        code = function(cluster, plan, job.tree.plain()) if takes_config else function(cluster, plan)
         return code if isinstance(code, int) else 0
     calls = [(name, group.run()) for name, group in groups.items() if "run" in group.methods]
     for name, call in calls:

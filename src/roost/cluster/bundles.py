@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
@@ -40,6 +45,8 @@ class Bundles:
 
     def release(self) -> None:
         """Gives the accelerators back, and waits a moment until Ray counts them as free."""
+        if placement_group_table(self.placement_group).get("state") == "REMOVED":
+            return
         held = len(self.bundle_indices)
         before = _free_accelerators()
         remove_placement_group(self.placement_group)

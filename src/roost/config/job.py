@@ -8,13 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roost.config.layout import LayoutSection, read_layout
 from roost.errors import Finding, Fix, Mark, raise_problems
 from roost.source import Config, Fields, Tree, as_tree, load_tree
 
 __all__ = ["Component", "Job", "load_config", "read_job"]
 
-CLUSTER_KEYS = ("num_nodes", "component_placement", "node_groups", "auto_scheduler", "placement_mode", "node_order")
-COMPONENT_KEYS = ("node_group", "placement", "role", "gpu_share", "cpus", "memory_gib", "worker")
+CLUSTER_KEYS = (
+    "num_nodes", "component_placement", "layout", "node_groups", "auto_scheduler", "placement_mode", "node_order",
+)  # fmt: skip
+COMPONENT_KEYS = (
+    "node_group", "placement", "role", "gpu_share", "cpus", "memory_gib", "worker", "processes_per_engine",
+    "placeholder",
+)  # fmt: skip
 MODES = ("collocated", "disaggregated", "hybrid", "auto")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
@@ -35,6 +41,8 @@ class Component:
         cpus: CPUs per process.
         memory_gib: Peak memory per process on each of its accelerators.
         worker: The class that runs in its processes, as ``module:Class``.
+        processes_per_engine: How many processes, one per node, make one engine.
+        placeholder: Reserved only; nothing is started.
     """
 
     name: str
@@ -47,6 +55,8 @@ class Component:
     cpus: float | None = None
     memory_gib: float | None = None
     worker: str = ""
+    processes_per_engine: int = 1
+    placeholder: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,11 @@ class Job:
     Attributes:
         tree: The whole configuration.
         section: Its ``cluster`` section.
-        components: In the order of the file.
+        components: In the order of the file; those of a layout come with the machines.
         num_nodes: Nodes that the job uses; ``None``: all there are.
         placement_mode: A mode that the job insists on; empty: as written.
         run: The function that runs the job, as ``module:function``.
+        layout: Numbers to place trainer and engines by, if the job has them.
     """
 
     tree: Tree
@@ -68,6 +79,7 @@ class Job:
     num_nodes: int | None = None
     placement_mode: str = ""
     run: str = ""
+    layout: LayoutSection | None = None
 
     def size(self, component: Component, path: str, findings: list[Finding], default: int = 1) -> int:
         """A size from a component's own section, such as ``rollout.tensor_parallel_size``.
@@ -132,9 +144,15 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
     order = fields.text("node_order")
     if order is not None and order not in ("address", "name") and not order.startswith("label:"):
         fields.wrong(section.value["node_order"], "node_order is address, name or label:KEY")
+    layout = read_layout(section, findings)
+    if layout is not None and mode:
+        key = "placement_mode" if section.get("placement_mode") is not None else "auto_scheduler"
+        fields.complain("204", f"a layout has a mode of its own, and {key} is said too", section.value[key])
     components: list[Component] = []
     if placements is None and is_explained:
         pass  # it is there, under another name or in another place
+    elif layout is not None and (placements is None or placements.value is None):
+        pass  # the layout places what there is
     elif placements is None or placements.value is None:
         example = "component_placement: {actor: 0-7}"
         rule = "component_placement says where each component goes"
@@ -147,7 +165,7 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
         components = _read_components(placements, findings)
     run = tree.get("run")
     program = _program(Fields(tree, findings, "the job"), "run") if run is not None and run.is_scalar else ""
-    return Job(tree, section, tuple(components), num_nodes, mode, program)
+    return Job(tree, section, tuple(components), num_nodes, mode, program, layout)
 
 
 def _stray_components(fields: Fields) -> list[str]:
@@ -257,6 +275,8 @@ def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Co
         cpus,
         memory_gib,
         _program(fields, "worker"),
+        fields.integer("processes_per_engine", 1, 1) or 1,
+        fields.boolean("placeholder"),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from roost.config import Component, Job, read_job
 from roost.errors import Finding, Fix, PlacementError, did_you_mean, raise_problems
+from roost.placement.expansion import expand_layout
 from roost.placement.language import Segment, parse_placement
 from roost.placement.resources import Resources
 from roost.placement.strategies import (
@@ -79,6 +80,7 @@ class ComponentPlacement:
         self.job: Job = read_job(config, findings)
         self.topology: Topology = _topology_of_job(self.job, topology, findings)
         self.notes: list[Finding] = []
+        self.job = expand_layout(self.job, self.topology, findings, self.notes)
         self._specs: dict[str, Component] = {spec.name: spec for spec in self.job.components}
         self._resources: dict[tuple[str, ...], Resources] = {}
         self._labels_at_fault = self._labels_written() - set(self.topology.labels)
@@ -232,7 +234,9 @@ class ComponentPlacement:
         return found
 
     def _seen_mode(self) -> PlacementMode:
-        """What the sets of accelerators amount to."""
+        """What the layout says, or else what the sets of accelerators amount to."""
+        if self.job.layout is not None:
+            return PlacementMode(self.job.layout.mode)
         sets = {name: self._accelerators(name) for name in self._segments}
         actor, rollout = (
             union(sets[name] for name in sets if self._specs[name].role == role) for role in ("actor", "rollout")

@@ -78,6 +78,7 @@ def _check_shares(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list
 
 
 def _check_memory(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list[tuple[int, int]]) -> Iterator[Finding]:
+    members = [(c, n) for c, n in members if not c.placeholder]
     needs = [(c.name, c.memory_gib, n) for c, n in members if c.memory_gib is not None]
     total = sum(need * n for _, need, n in needs)
     if not needs:
@@ -103,7 +104,7 @@ def _check_memory(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list
 def _check_cpus(plan: Plan) -> Iterator[Finding]:
     wanted: dict[int, dict[int, int]] = {}
     for index, component in enumerate(plan.components):
-        if component.cpus is None:
+        if component.cpus is None or component.placeholder:
             continue
         for placement in component.placements:
             on_node = wanted.setdefault(placement.cluster_node_rank, {})
@@ -134,6 +135,7 @@ def _check_cpus(plan: Plan) -> Iterator[Finding]:
 
 def _check_components(plan: Plan) -> Iterator[Finding]:
     for component in plan.components:
+        yield from _check_engines(component)
         yield from _check_tensor_parallel(component)
         yield from _check_models(plan, component)
         yield from _check_transports(component)
@@ -141,12 +143,25 @@ def _check_components(plan: Plan) -> Iterator[Finding]:
             yield from _check_double_ranks(plan, component)
 
 
+def _check_engines(component: ComponentPlan) -> Iterator[Finding]:
+    count, size = component.world_size, component.processes_per_engine
+    if count % size:
+        fits = max(n for n in range(1, size + 1) if count % n == 0)
+        yield Finding(
+            "K104",
+            f"{component.name}: {counted(count, 'process')} cannot make engines of {size}",
+            component.places.get("processes_per_engine"),
+            rule="the processes of a component are a multiple of processes_per_engine",
+            fixes=(Fix("one that divides", f"processes_per_engine: {fits}"),),
+        )
+
+
 def _check_tensor_parallel(component: ComponentPlan) -> Iterator[Finding]:
     tp = component.tensor_parallel
     if tp < 2 or not component.placements or component.placements[0].local_accelerator_rank < 0:
         return
     per_process = len(component.placements[0].local_hardware_ranks)
-    if per_process >= tp:
+    if per_process * component.processes_per_engine >= tp:
         return
     if component.role == "rollout":
         yield _note(

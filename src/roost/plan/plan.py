@@ -48,6 +48,9 @@ class ComponentPlan:
         tensor_parallel: Size of its tensor-parallel groups.
         transports: For rollout processes, how each gets its weights.
         places: Where the job file says what, by key; not part of the plan's identity.
+        pipeline_parallel: Number of its pipeline stages.
+        processes_per_engine: For engines of several nodes: how many processes, one per node, make one.
+        placeholder: Reserved only; nothing is started.
     """
 
     name: str
@@ -61,11 +64,29 @@ class ComponentPlan:
     tensor_parallel: int = 1
     transports: tuple[WeightTransport, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
+    pipeline_parallel: int = 1
+    processes_per_engine: int = 1
+    placeholder: bool = False
 
     @property
     def world_size(self) -> int:
         """Number of its processes."""
         return len(self.placements)
+
+    @property
+    def accelerators(self) -> dict[int, list[int]]:
+        """Node rank → local ranks of all accelerators that it has there."""
+        found: dict[int, set[int]] = {}
+        for placement in self.placements:
+            if placement.accelerators:
+                found.setdefault(placement.cluster_node_rank, set()).update(placement.accelerators)
+        return {rank: sorted(local) for rank, local in found.items()}
+
+    @property
+    def engines(self) -> tuple[tuple[Placement, ...], ...]:
+        """Its processes engine by engine; the first of each serves."""
+        size = self.processes_per_engine
+        return tuple(self.placements[i : i + size] for i in range(0, len(self.placements), size))
 
 
 @dataclass(frozen=True)
@@ -133,7 +154,13 @@ class Plan:
                 placed.job.size(spec, "model.tensor_model_parallel_size", findings),
                 placed.job.size(spec, "tensor_parallel_size", findings),
             )
-            transports = choose_transports(trainer, by_name[name]) if spec.role == ENGINE else ()
+            pipeline_parallel = max(
+                placed.job.size(spec, "model.pipeline_model_parallel_size", findings),
+                placed.job.size(spec, "pipeline_parallel_size", findings),
+            )
+            transports = (
+                choose_transports(trainer, by_name[name]) if spec.role == ENGINE and not spec.placeholder else ()
+            )
             components.append(
                 ComponentPlan(
                     name,
@@ -147,6 +174,9 @@ class Plan:
                     tensor_parallel,
                     transports,
                     {key: tree.place() for key, tree in spec.entry.items() if tree.is_scalar},
+                    pipeline_parallel,
+                    spec.processes_per_engine,
+                    spec.placeholder,
                 )
             )
         raise_problems(findings)

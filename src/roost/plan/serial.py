@@ -35,6 +35,9 @@ def plan_to_json(plan: Plan) -> str:
             "cpus": component.cpus,
             "memory_gib": component.memory_gib,
             "tensor_parallel": component.tensor_parallel,
+            **({"pipeline_parallel": component.pipeline_parallel} if component.pipeline_parallel > 1 else {}),
+            **({"processes_per_engine": component.processes_per_engine} if component.processes_per_engine > 1 else {}),
+            **({"placeholder": True} if component.placeholder else {}),
         }
         parts.append(f'{_dump(head)[:-1]}, "processes": [\n   ')
         parts.append(",\n   ".join(_rows(component)))
@@ -105,8 +108,13 @@ _HEAD: dict[str, tuple[type, ...]] = {
     "cpus": (int, float, type(None)),
     "memory_gib": (int, float, type(None)),
     "tensor_parallel": (int,),
+    "pipeline_parallel": (int,),
+    "processes_per_engine": (int,),
+    "placeholder": (bool,),
     "processes": (list,),
 }
+_USUAL: dict[str, Any] = {"pipeline_parallel": 1, "processes_per_engine": 1, "placeholder": False}
+"""What is not written where it is so."""
 _ROW: dict[str, tuple[type, ...]] = {
     "rank": (int,),
     "cluster_node_rank": (int,),
@@ -130,13 +138,18 @@ def _check(entry: Any, types: dict[str, tuple[type, ...]]) -> None:
 
 
 def _component(entry: Any, topology: Topology) -> ComponentPlan:
+    entry = {**_USUAL, **entry}
     _check(entry, _HEAD)
     name, rows = entry["name"], entry["processes"]
     placements = tuple(_placement(row, topology) for row in rows)
     if not placements or [placement.rank for placement in placements] != list(range(len(placements))):
         raise ValueError(f"the ranks of {name!r} do not count from 0")
-    if entry["tensor_parallel"] < 1 or not all(isinstance(label, str) for label in entry["node_groups"]):
-        raise ValueError(f"tensor_parallel or node_groups of {name!r} are wrong")
+    if entry["tensor_parallel"] < 1 or entry["pipeline_parallel"] < 1:
+        raise ValueError(f"tensor_parallel or pipeline_parallel of {name!r} are wrong")
+    if not all(isinstance(label, str) for label in entry["node_groups"]):
+        raise ValueError(f"node_groups of {name!r} are wrong")
+    if entry["processes_per_engine"] < 1:
+        raise ValueError(f"processes_per_engine of {name!r} is {entry['processes_per_engine']}")
     transports = tuple(WeightTransport(row["transport"]) for row in rows if "transport" in row)
     if transports and len(transports) != len(placements):
         raise ValueError(f"some processes of {name!r} have a transport, and some have none")
@@ -151,6 +164,9 @@ def _component(entry: Any, topology: Topology) -> ComponentPlan:
         entry["memory_gib"],
         entry["tensor_parallel"],
         transports,
+        pipeline_parallel=entry["pipeline_parallel"],
+        processes_per_engine=entry["processes_per_engine"],
+        placeholder=entry["placeholder"],
     )
 
 

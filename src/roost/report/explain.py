@@ -11,6 +11,7 @@ from roost.placement.resources import Resources
 from roost.plan import Plan, Process
 from roost.ranks import format_ranks
 from roost.report.columns import align
+from roost.report.weights import weight_lines
 from roost.source import Tree
 from roost.topology import NODE
 
@@ -65,10 +66,14 @@ def _facts(plan: Plan, process: Process) -> list[tuple[str, str]]:
     if neighbours:
         more = f", … {len(neighbours) - 12} more" if len(neighbours) > 12 else ""
         facts.append(("shares with", ", ".join(neighbours[:12]) + more))
+    if component.processes_per_engine > 1:
+        engine, member = divmod(placement.rank, component.processes_per_engine)
+        facts.append(("engine", f"{engine}, member {member} of {component.processes_per_engine}"))
     if component.gpu_share is not None:
         facts.append(("share", f"{component.gpu_share:g} of each of its GPUs"))
-    if process.transport is not None:
-        facts.append(("weights", _WAYS[process.transport.value]))
+    weights = [_WAYS[process.transport.value]] if process.transport is not None else []
+    weights += weight_lines(plan, process)
+    facts += [("" if i else "weights", line) for i, line in enumerate(weights)]
     if process.interpreter:
         facts.append(("interpreter", process.interpreter))
     return facts

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from roost.errors import counted
 from roost.plan import ComponentPlan, Plan
+from roost.plan.plan import ENGINE
 from roost.report.columns import align
 from roost.report.letters import COLOURS, component_letters
 from roost.report.rows import NodeRow, ProcessRow, fold, node_rows, process_rows
@@ -22,7 +23,7 @@ def summary(plan: Plan) -> str:
     """One line: mode, machines, how much of them is used, how many processes."""
     total = plan.topology.num_accelerators
     used = total - len(plan.idle_accelerators)
-    processes = sum(component.world_size for component in plan.components)
+    processes = sum(component.world_size for component in plan.components if not component.placeholder)
     gpus = f"{used:,} of {counted(total, plan.topology.noun)} used" if total else "no GPUs"
     return f"{plan.mode.value}: {plan.topology.describe()}, {gpus}, {counted(processes, 'process')}"
 
@@ -131,7 +132,8 @@ class _Painter:
     def legend(self) -> Text:
         text = Text()
         for component in self.plan.components:
-            text.append_text(self._letter(component)).append(f" {component.name}   ")
+            what = " (reserved)" if component.placeholder else ""
+            text.append_text(self._letter(component)).append(f" {component.name}{what}   ")
         if self.plan.idle_accelerators:
             text.append(_IDLE, style="dim").append(" idle")
         text.rstrip()
@@ -175,7 +177,7 @@ class _Painter:
 
     @staticmethod
     def _facts(component: ComponentPlan) -> list[str]:
-        facts = [counted(component.world_size, "process")]
+        facts = _count_facts(component)
         if component.role != component.name:
             facts.append(f"role {component.role}")
         if component.node_groups:
@@ -185,3 +187,21 @@ class _Painter:
         if component.memory_gib is not None:
             facts.append(f"{component.memory_gib:g} GiB each")
         return facts
+
+
+def _count_facts(component: ComponentPlan) -> list[str]:
+    """How many processes, or engines of how many accelerators; and that nothing is started of them."""
+    first = component.placements[0]
+    if component.placeholder:
+        gpus = sum(len(placement.accelerators) for placement in component.placements)
+        return [f"{counted(gpus, first.accelerator_type.noun)} reserved, nothing is started"]
+    if component.role != ENGINE or first.local_accelerator_rank < 0:
+        return [counted(component.world_size, "process")]
+    members = component.processes_per_engine
+    size = counted(len(first.accelerators) * members, first.accelerator_type.noun)
+    facts = [f"{counted(len(component.engines), 'engine')} of {size}"]
+    if members > 1:
+        facts.append(f"{members} nodes each")
+    if component.gpu_share is not None and component.gpu_share < 1:
+        facts.append(f"{component.gpu_share:g} of each {first.accelerator_type.noun}")
+    return facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from roost.errors import ConfigError, Finding, Fix, Mark, Place
@@ -158,6 +158,37 @@ class Tree:
             return Mark(max(1, self.column), 1, text, primary)
         length = len(self.text) - offset if length is None else length
         return Mark(first + offset, max(1, length), text, primary)
+
+    def standing_for(self, value: Any, text: str) -> Tree:
+        """Another value that was made of this one, and has its place."""
+        return Tree(value, self.key, self._parent, text, self.document, self.line, self.column)
+
+    def replacing(self, keys: Sequence[str], value: Tree) -> Tree:
+        """This tree with another value at a path of keys; mappings on the way are made where there are none.
+
+        Nothing is changed in place: what an alias shares stays as it is elsewhere.
+
+        Raises:
+            LookupError: Where the path goes through something that is no mapping, or beyond a list.
+        """
+        if not keys:
+            value.key, value._parent = self.key, self._parent
+            return value
+        key, rest = keys[0], keys[1:]
+        tree = Tree(self.value, self.key, self._parent, self._text, self.document, self.line, self.column)
+        tree.keys = self.keys
+        if self.is_list:
+            if not key.isdecimal() or int(key) >= len(self.value):
+                raise LookupError(f"{self.path} is a list of {len(self.value)}, and has no item {key!r}")
+            tree.value = [*self.value]
+            tree.value[int(key)] = self.value[int(key)].replacing(rest, value)
+            return tree
+        if not self.is_mapping and self.value is not None:
+            raise LookupError(f"{self.path} is {self.kind}, and has nothing under it")
+        old = self.get(key) or Tree({} if rest else None, key, self, None, value.document)
+        tree.value = {**(self.value or {}), key: old.replacing(rest, value)}
+        tree.keys = {key: Tree(key, key, tree, None, value.document), **self.keys}
+        return tree
 
     def plain(self) -> Any:
         """This value as plain Python data."""

@@ -73,6 +73,27 @@ def read_text(text: str, name: str = "<text>") -> Tree:
     return root
 
 
+def read_value(text: str, name: str) -> Tree:
+    """Reads one YAML value of any kind, such as one from a command line; its place is a name, without a line.
+
+    Raises:
+        ConfigError: With every problem that can be seen at once.
+    """
+    document = Document(name, text)
+    composer = _Composer(document)
+    root = composer.compose()
+    if composer.findings:
+        raise ConfigError(composer.findings)
+    return _without_position(root) if root is not None else Tree(None, document=document)
+
+
+def _without_position(tree: Tree) -> Tree:
+    tree.line = tree.column = tree.inner = 0
+    for child in (*tree.keys.values(), *(tree.value if tree.is_list else (child for _, child in tree.items()))):
+        _without_position(child)
+    return tree
+
+
 class _GiveUpError(Exception):
     """Ends composing early; the reason is among the findings."""
 

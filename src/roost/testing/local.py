@@ -21,6 +21,8 @@ OBJECT_STORE_BYTES = 80 * 2**20
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # torch asks for the names of addresses; these have none, and nobody should wait for that.
+    "RES_OPTIONS": "timeout:1 attempts:1",
     # A killed node is noticed within seconds; the defaults take a quarter of a minute.
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",

@@ -85,8 +85,19 @@ class WorkerGroup:
 
         return call
 
+    def value_refs(self, method: str, *args: Any, **kwargs: Any) -> list[ray.ObjectRef]:
+        """Calls a method on all workers; returns a reference per rank, for code that uses ``ray.get``."""
+        return self._send("call_value", method, args, kwargs)
+
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GroupResult:
-        ranks = self._chosen if self._chosen is not None else tuple(range(self.world_size))
+        return GroupResult(self, method, self._ranks, self._send("call", method, args, kwargs))
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        return self._chosen if self._chosen is not None else tuple(range(self.world_size))
+
+    def _send(self, how: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[ray.ObjectRef]:
+        ranks = self._ranks
         differs = any(isinstance(value, PerRank) for value in (*args, *kwargs.values()))
         own_args, own_kwargs = args, dict(kwargs)
         refs = []
@@ -94,8 +105,8 @@ class WorkerGroup:
             if differs:
                 own_args = tuple(_for_rank(value, index, len(ranks)) for value in args)
                 own_kwargs = {key: _for_rank(value, index, len(ranks)) for key, value in kwargs.items()}
-            refs.append(self._handles[rank].call.remote(method, own_args, own_kwargs))
-        return GroupResult(self, method, ranks, refs)
+            refs.append(getattr(self._handles[rank], how).remote(method, own_args, own_kwargs))
+        return refs
 
     def execute_on(self, *ranks: int) -> WorkerGroup:
         """The same group, of which only these ranks are called: ``group.execute_on(0, 3).save()``."""

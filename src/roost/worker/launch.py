@@ -85,6 +85,9 @@ class GroupRequest:
         if plan is None or component is None:
             component = chosen
             plan = _plan_of_one(cluster, placement_strategy, chosen, isolate_accelerator)
+        if plan.component(component).placeholder:
+            message = f"{component} is a placeholder: its accelerators are reserved, and nothing is started there"
+            raise LaunchError([Finding("W106", message)])
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_LAUNCH_TIMEOUT_S", LAUNCH_TIMEOUT_S)
         return _Launch(self, cluster, plan, component, chosen, name is None, max_concurrency, limit).run()
 
@@ -175,14 +178,12 @@ class _Launch:
             self.name = f"{base}-{number}"
 
     def _reserve(self) -> None:
-        accelerators: dict[int, set[int]] = {}
         cpus: dict[int, float] = {}
         for process in self.processes:
             node = process.placement.cluster_node_rank
-            accelerators.setdefault(node, set()).update(process.placement.accelerators)
             if self.component.cpus:
                 cpus[node] = cpus.get(node, 0.0) + self.component.cpus
-        wanted = {node: sorted(locals_) for node, locals_ in accelerators.items() if locals_}
+        wanted = self.component.accelerators
         if wanted or cpus:
             self.token = self.cluster.reserve(wanted, cpus)
 

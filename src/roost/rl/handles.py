@@ -1,0 +1,211 @@
+"""Engines as the rollout manager sees them: its own, and those that run elsewhere."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.errors import Finding, RolloutError
+from roost.plan import ComponentPlan, WeightTransport
+from roost.rl.weights.files import version_folder
+from roost.worker import GroupResult, WorkerGroup
+from roost.worker.group import end_workers
+
+__all__ = ["EngineHandle", "ExternalEngine"]
+
+
+@dataclass(eq=False)
+class EngineHandle:
+    """One engine: one process per node-member.
+
+    Attributes:
+        name: Such as ``rollout/0``.
+        component: The component of the plan that it belongs to.
+        ranks: Ranks of its members in that component.
+        group: The workers that it lives in.
+        first: Rank of its first member in that group.
+        url: Where it serves.
+        version: The weights that it serves; 0: those that it started with.
+        is_alive: Whether it runs, as far as is known.
+        incarnation: Counts its starts.
+    """
+
+    name: str
+    component: ComponentPlan
+    ranks: tuple[int, ...]
+    group: WorkerGroup
+    first: int
+    url: str = ""
+    version: int = 0
+    is_alive: bool = True
+    is_registered: bool = False
+    incarnation: int = 1
+    places: list[Any] = field(default_factory=list)
+
+    is_external = False
+
+    @property
+    def num_members(self) -> int:
+        """Number of its members."""
+        return len(self.ranks)
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """Tells it from its successors."""
+        return (self.name, self.incarnation)
+
+    def call(self, member: int, method: str, *args: Any) -> list[GroupResult]:
+        """Calls a method of one member; as a list, since engines that run elsewhere have none to call."""
+        chosen = self.group.execute_on(self.first + member)
+        return [getattr(chosen, method)(*args)]
+
+    def call_all(self, method: str, *args: Any) -> GroupResult:
+        """Calls a method of all members."""
+        chosen = self.group.execute_on(*range(self.first, self.first + self.num_members))
+        result: GroupResult = getattr(chosen, method)(*args)
+        return result
+
+    def end_members(self) -> None:
+        """Ends those of its processes that are left: they are of no use without the others."""
+        end_workers([self.group._handles[self.first + member] for member in range(self.num_members)])
+
+    def describe(self) -> GroupResult | None:
+        """What it wants of the weights."""
+        return self.call(0, "describe_weights")[0]
+
+    def commit(self, member: int, version: int, pause: str, folder: str) -> list[GroupResult]:
+        """Has a member change over to what it was sent."""
+        return self.call(member, "commit_weights", version, pause)
+
+    def location(self, member: int) -> tuple[int, int]:
+        """Node and accelerator of a member."""
+        placement = self.component.placements[self.ranks[member]]
+        return (placement.cluster_node_rank, placement.local_accelerator_rank)
+
+    def transport(self, member: int) -> WeightTransport:
+        """How the plan wants its weights to come."""
+        transports = self.component.transports
+        return transports[self.ranks[member]] if transports else WeightTransport.BROADCAST
+
+    def __repr__(self) -> str:
+        state = "alive" if self.is_alive else "dead"
+        return f"EngineHandle({self.name!r}, {self.url}, version {self.version}, {state})"
+
+
+@dataclass(eq=False)
+class ExternalEngine:
+    """An engine that runs elsewhere and is known by its address. Weights reach it through files.
+
+    Attributes:
+        url: Where it serves.
+    """
+
+    url: str
+    version: int = 0
+    is_alive: bool = True
+    is_registered: bool = False
+    timeout_s: float = 300.0
+
+    is_external = True
+    num_members = 1
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self.url
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """Tells it from others."""
+        return (self.url, 1)
+
+    def call(self, member: int, method: str, *args: Any) -> list[GroupResult]:
+        """It has no worker to call."""
+        return []
+
+    def describe(self) -> GroupResult | None:
+        """It does not say what it wants: it gets all tensors in full."""
+        return None
+
+    def commit(self, member: int, version: int, pause: str, folder: str) -> list[Any]:
+        """Tells it where the version is."""
+        path = version_folder(folder, version)
+
+        def tell() -> None:
+            if self.version == version:  # told before; it is said once more because another engine died
+                return
+            if pause != "keep":
+                self.post("pause_generation", {"mode": pause})
+            try:
+                self.post("update_weights_from_disk", {"model_path": str(path), "weight_version": str(version)})
+                self.version = version
+            finally:
+                if pause != "keep":
+                    self.post("continue_generation", {})
+
+        return [_Later(tell)]
+
+    def location(self, member: int) -> tuple[int, int]:
+        """Nobody knows where it is."""
+        return (-1, -1)
+
+    def transport(self, member: int) -> WeightTransport:
+        """Through files."""
+        return WeightTransport.FILE
+
+    def health(self) -> str:
+        """Empty where it answers that it can serve, else what it said."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:  # noqa: S310
+                return "" if answer.status == 200 else f"status {answer.status}"
+        except (OSError, ValueError) as error:
+            return str(error)
+
+    def ask_version(self) -> int:
+        """The version that it serves, which another job may have sent; 0 where it does not say."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/get_model_info", timeout=5) as answer:  # noqa: S310
+                said = str(json.loads(answer.read()).get("weight_version"))
+        except (OSError, ValueError, AttributeError):
+            return 0
+        return int(said) if said.isdigit() else 0
+
+    def post(self, route: str, body: dict[str, Any]) -> Any:
+        """Sends a command.
+
+        Raises:
+            RolloutError: With what it answered.
+        """
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.url}/{route}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:  # noqa: S310
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:2000]
+            raise RolloutError([Finding("S203", f"{self.url}/{route} answered {error.code}: {said}")]) from None
+        except OSError as error:
+            raise RolloutError([Finding("S203", f"{self.url}/{route} does not answer: {error}")]) from error
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            return text.decode(errors="replace")
+
+    def __repr__(self) -> str:
+        return f"ExternalEngine({self.url}, version {self.version})"
+
+
+class _Later:
+    """Something to do that is waited for like a call."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def wait(self, timeout: float | None = None) -> Sequence[None]:
+        self._action()
+        return [None]

@@ -1,0 +1,46 @@
+"""Runs a command that must not outlive the process that asked for it.
+
+``leash.py PARENT COMMAND...`` runs the command as its only child, and ends with it. It runs as a small
+process of its own (without Roost). The kernel could end a child with its parent by itself, but means
+the *thread* that started the child; threads of a worker come and go. This process has one thread only.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+PERIOD_S = 0.2
+GRACE_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(parent: int, command: Sequence[str]) -> int:
+    """Runs a command until it ends, the parent is gone, or this process is told to end."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: S603
+    while child.poll() is None and not asked and os.getppid() == parent:
+        time.sleep(PERIOD_S)
+    if child.poll() is None:
+        child.terminate()
+        deadline = time.monotonic() + GRACE_S
+        while child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with contextlib.suppress(OSError):
+            child.kill()
+        child.wait()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,431 @@
+"""The rollout manager: engines, and what they need to work together."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from roost.cluster import Cluster
+from roost.errors import (
+    Finding,
+    Fix,
+    RolloutError,
+    RoostError,
+    WorkerDiedError,
+    WorkerError,
+    counted,
+)
+from roost.placement import NodePlacementStrategy
+from roost.plan import ComponentPlan, Plan
+from roost.rl.client import EngineClient
+from roost.rl.engine import Engine
+from roost.rl.handles import EngineHandle, ExternalEngine
+from roost.rl.hub import CONCURRENCY, BufferClient, Hub, LockClient, call_hub
+from roost.rl.requests import make_requests
+from roost.rl.samples import SampleGroup
+from roost.rl.starting import EngineStarter
+from roost.rl.train import TrainGroup
+from roost.rl.weights.sync import PAUSES, SyncReport, WeightSync
+from roost.worker import GroupRequest, WorkerGroup
+
+__all__ = ["RolloutManager"]
+
+ROLE = "rollout"
+WATCH_S = 1.0
+ABORT_S = 0.2
+
+
+class RolloutManager:
+    """Starts the engines of a plan, and a hub with their router, buffer and lock.
+
+    Every component with the role ``rollout`` gives a group of engines; those marked as placeholders
+    only have their accelerators reserved.
+
+    Args:
+        cluster: The machines.
+        plan: The plan of the job.
+        engine: Makes an engine, in the process of each of its members: a class without arguments, or
+            ``functools.partial(TorchEngine, …)``. A mapping gives each component its own.
+        external: Addresses of engines that run elsewhere.
+        capacity: How many groups of samples the buffer holds.
+        router: Settings of the router, such as ``{"policy": "round_robin"}``; ``None``: no router.
+        dp_size: Data-parallel ranks inside an engine: how many ports it needs.
+        dp_attention: Whether those do data-parallel attention, which needs further ports.
+        name: What the groups of workers are called after.
+        start_timeout_s: How long engines may take to get healthy.
+        sync_timeout_s: How long a weight update may wait for the other side.
+        lock_ttl_s: How long the lock outlives a holder that died.
+        weights_folder: Where weights for external engines go; all of them must see it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        engine: Callable[[], Engine] | Mapping[str, Callable[[], Engine]],
+        *,
+        external: Sequence[str] = (),
+        capacity: int = 1024,
+        router: Mapping[str, Any] | None = {},
+        dp_size: int = 1,
+        dp_attention: bool = False,
+        name: str = "rollout",
+        start_timeout_s: float = 300.0,
+        sync_timeout_s: float = 300.0,
+        lock_ttl_s: float = 10.0,
+        weights_folder: str | None = None,
+    ) -> None:
+        self.name = name
+        self.version = 0
+        self._cluster = cluster
+        self._plan = plan
+        self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
+        self._sync_timeout_s = sync_timeout_s
+        self._engines: list[EngineHandle | ExternalEngine] = []
+        self._groups: list[WorkerGroup] = []
+        self._reservations: list[int] = []
+        self._sync: WeightSync | None = None
+        self._changing = threading.RLock()
+        self._closed = threading.Event()
+        self._client: EngineClient | None = None
+        self._watcher: threading.Thread | None = None
+        self._last_version = 0
+        self._own_folder = "" if weights_folder else tempfile.mkdtemp(prefix="roost-weights-")
+        self._folder = weights_folder or self._own_folder
+        try:
+            self._start(external, capacity, lock_ttl_s, router)
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
+        self._watcher.start()
+
+    # Starting ------------------------------------------------------------------------------
+
+    def _start(
+        self, external: Sequence[str], capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None
+    ) -> None:
+        components = [component for component in self._plan.components if component.role == ROLE]
+        if not components and not external:
+            message = f"the plan has no component with the role {ROLE!r}, and no external engines were named"
+            raise RolloutError([Finding("E201", message)])
+        self._starter.check(components)
+        with ThreadPoolExecutor(2 + len(components)) as pool:
+            hub = pool.submit(self._launch_hub, capacity, lock_ttl_s, router)
+            started = [pool.submit(self._launch, c) for c in components if not c.placeholder]
+            for component in components:
+                if component.placeholder:
+                    self._reservations.append(self._cluster.reserve(component.accelerators))
+            futures = [hub, *started]
+            errors = [error for future in futures if (error := future.exception()) is not None]
+            if errors:
+                raise errors[0]
+        self._hub: WorkerGroup = hub.result()
+        self.buffer = BufferClient(self._hub)
+        self.lock = LockClient(self._hub)
+        self.url: str = self._hub.url().wait()[0]
+        for future in started:
+            self._engines += future.result()
+        self._engines += [self._starter.find_external(address) for address in external]
+        self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
+        self._client = EngineClient(self.url)
+        self._register(self._engines)
+
+    def _launch_hub(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> WorkerGroup:
+        hub = GroupRequest(Hub, (capacity, lock_ttl_s, router)).launch(
+            self._cluster, NodePlacementStrategy([0]), name=f"{self.name}-hub", max_concurrency=CONCURRENCY
+        )
+        self._groups.append(hub)
+        return hub
+
+    def _launch(self, component: ComponentPlan) -> list[EngineHandle]:
+        group = self._starter.launch(component)
+        self._groups.append(group)
+        return self._starter.start_all(component, group)
+
+    def _register(self, engines: Sequence[EngineHandle | ExternalEngine]) -> None:
+        """Lets engines get requests."""
+        new = [engine for engine in engines if engine.url and not engine.is_registered]
+        if self.url and new:
+            with ThreadPoolExecutor(min(16, len(new))) as pool:
+                list(pool.map(lambda engine: call_hub(self._hub, "router", "add", engine.url), new))
+        for engine in new:
+            engine.is_registered = True
+        self._route()
+
+    def _route(self) -> None:
+        """Without a router, the client goes to all engines in turn."""
+        if self._client is not None and not self.url:
+            self._client.urls = [engine.url for engine in self._engines if engine.is_registered]
+
+    # What there is -------------------------------------------------------------------------
+
+    @property
+    def engines(self) -> list[EngineHandle | ExternalEngine]:
+        """All engines, dead ones too."""
+        return list(self._engines)
+
+    @property
+    def alive_engines(self) -> list[EngineHandle | ExternalEngine]:
+        """Those that run."""
+        return [engine for engine in self._engines if engine.is_alive]
+
+    def __repr__(self) -> str:
+        return f"RolloutManager({self.name!r}, {counted(len(self._engines), 'engine')}, version {self.version})"
+
+    # Work ----------------------------------------------------------------------------------
+
+    def generate(
+        self, groups: Sequence[SampleGroup], params: Mapping[str, Any], *, timeout_s: float = 600.0
+    ) -> list[SampleGroup]:
+        """Generates what is missing of groups of samples, and returns them in the same order.
+
+        A group whose samples have no tokens yet is one request. Samples that an update cut off go on
+        where they stopped. Requests of an engine that dies are sent to another; no sample comes twice.
+        A weight update with ``pause="abort"`` returns groups that are not finished: put them into the
+        buffer with ``put_partial``.
+
+        Args:
+            groups: What to generate. ``group.data["seed"]``, where it is there, keys the sampling.
+            params: SGLang's sampling parameters.
+            timeout_s: How long all of it may take.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._client is None or not any(engine.is_registered for engine in self._engines):
+            raise _none_alive()
+        with self.lock.shared(f"{self.name}: generation", timeout_s):
+            requests, owners = make_requests(groups, params)
+            answers = self._client.generate_all(requests, timeout_s=max(1.0, deadline - time.monotonic()))
+        for samples, outputs in zip(owners, answers, strict=True):
+            for sample, output in zip(samples, outputs, strict=True):
+                sample.output_ids += output.output_ids
+                sample.logprobs += output.logprobs
+                sample.versions += output.versions
+                sample.finish_reason = output.finish_reason
+        return list(groups)
+
+    def pause(self, mode: str = "wait") -> None:
+        """Holds generation on all engines."""
+        self._on_all("pause", mode)
+
+    def resume(self) -> None:
+        """Goes on with it."""
+        self._on_all("resume")
+
+    def offload(self) -> None:
+        """Frees the device memory of all engines; requests wait meanwhile."""
+        self._on_all("offload")
+
+    def onload(self) -> None:
+        """Takes it back."""
+        self._on_all("onload")
+
+    def _on_all(self, method: str, *args: Any) -> None:
+        routes = {
+            "pause": "pause_generation",
+            "resume": "continue_generation",
+            "offload": "release_memory_occupation",
+            "onload": "resume_memory_occupation",
+        }
+        results = []
+        for engine in self.alive_engines:
+            if isinstance(engine, ExternalEngine):
+                engine.post(routes[method], {"mode": args[0]} if args else {})
+            else:
+                results.append(engine.call_all(method, *args))
+        for result in results:
+            with contextlib.suppress(WorkerDiedError):  # nothing is left of it to do that
+                result.wait()
+
+    # Weights -------------------------------------------------------------------------------
+
+    def update_weights(self, train: TrainGroup, pause: str = "wait") -> SyncReport:
+        """Sends the weights of a trainer to all engines that are alive.
+
+        They travel while engines go on serving what they have, and are put to use when all are there.
+
+        Args:
+            train: The trainer.
+            pause: What happens to generation while engines change over. ``wait``: running requests are
+                finished first. ``abort``: they return what there is of them. ``keep``: they go on with
+                the new weights; each token says which made it.
+
+        Raises:
+            RolloutError: Where the weights do not fit, or were not sent. Engines keep what they have.
+        """
+        if pause not in PAUSES:
+            message = f"pause is one of {', '.join(PAUSES)}, not {pause!r}"
+            raise RolloutError([Finding("S201", message)])
+        with self._changing:
+            if self._sync is None or self._sync.train is not train:
+                if self._sync is not None:
+                    self._sync.close()
+                self._sync = WeightSync(self._cluster, train, self._folder, self._sync_timeout_s)
+            version = self._last_version + 1
+            report = self._send(self._sync, version, pause)
+            self.version = version
+            self._register(self.alive_engines)
+            return report
+
+    def _send(self, sync: WeightSync, version: int, pause: str) -> SyncReport:
+        """Sends a version; once more, where an engine died of it and others are left."""
+        while True:
+            engines = self.alive_engines
+            if not engines:
+                raise _none_alive()
+            try:
+                return sync.run(engines, version, pause, self._held_back(version, pause))
+            except RoostError as error:
+                dead = self.find_dead()
+                if dead and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
+                    continue
+                if "S203" in error.codes and self._find_dead_external():
+                    continue
+                if isinstance(error, WorkerError):
+                    what = f"version {version} was not sent, and engines keep version {self.version}"
+                    if self._last_version == version:
+                        what = f"version {version} is not on all engines; some may have version {self.version}"
+                    message = f"{what}: {error.findings[0].message}"
+                    raise RolloutError(
+                        [Finding("S205", message, context=tuple(error.remote_traceback.splitlines()[-20:]))]
+                    ) from error
+                raise
+
+    @contextlib.contextmanager
+    def _held_back(self, version: int, pause: str) -> Iterator[None]:
+        """Keeps generation off while engines change over."""
+        self._last_version = version  # from here on an engine may have it, whatever happens
+        if pause == "keep":
+            yield
+            return
+        with contextlib.ExitStack() as undo:
+            lock = self.lock.exclusive(f"{self.name}: weight update {version}", self._sync_timeout_s)
+            if pause == "abort":
+                undo.callback(self.resume)
+                with self._aborting():
+                    undo.enter_context(lock)
+            else:
+                undo.enter_context(lock)
+            yield
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        """Has what runs return; again and again, for requests that were on their way."""
+        has_lock = threading.Event()
+
+        def abort() -> None:
+            while not has_lock.is_set():
+                with contextlib.suppress(RoostError):
+                    self.pause("abort")
+                has_lock.wait(ABORT_S)
+
+        thread = threading.Thread(target=abort, name=f"{self.name}-abort", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_lock.set()
+            thread.join()
+
+    # Those that die ------------------------------------------------------------------------
+
+    def find_dead(self) -> list[EngineHandle]:
+        """Looks which engines are gone; takes them out of the router, and returns the new ones."""
+        found = []
+        with self._changing:
+            for engine in self._engines:
+                if isinstance(engine, ExternalEngine) or not engine.is_alive:
+                    continue
+                ranks = range(engine.first, engine.first + engine.num_members)
+                if any(state["state"] == "dead" for state in engine.group.states(ranks, timeout=2.0)):
+                    engine.is_alive = False
+                    found.append(engine)
+            for engine in found:
+                self._unregister(engine)
+                engine.end_members()
+        return found
+
+    def _find_dead_external(self) -> bool:
+        """Looks which engines elsewhere are gone; whether any is."""
+        external = [engine for engine in self.alive_engines if isinstance(engine, ExternalEngine)]
+        gone = [engine for engine in external if engine.health()]
+        for engine in gone:
+            engine.is_alive = False
+            self._unregister(engine)
+        return bool(gone)
+
+    def _unregister(self, engine: EngineHandle | ExternalEngine) -> None:
+        if engine.is_registered:
+            engine.is_registered = False
+            self._route()
+            with contextlib.suppress(RoostError):
+                call_hub(self._hub, "router", "remove", engine.url)
+
+    def recover(self) -> list[EngineHandle | ExternalEngine]:
+        """Starts engines that died again, on the same accelerators; returns them.
+
+        So are those elsewhere that answer again. All serve once the next weight update has reached them.
+        """
+        with self._changing:
+            self.find_dead()
+            back: list[EngineHandle | ExternalEngine] = []
+            for engine in [engine for engine in self._engines if not engine.is_alive]:
+                if isinstance(engine, EngineHandle):
+                    self._groups.append(self._starter.restart(engine))
+                elif engine.health():
+                    continue
+                else:
+                    engine.is_alive, engine.version = True, engine.ask_version()
+                    self._last_version = max(self._last_version, engine.version)
+                back.append(engine)
+            if self.version == 0:
+                self._register(back)
+            return back
+
+    def _watch(self) -> None:
+        """Looks after engines in the background: requests do not go to the dead for long."""
+        while not self._closed.wait(WATCH_S):
+            with contextlib.suppress(Exception):
+                self.find_dead()
+
+    # Ending --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends engines, router and hub, and gives everything back."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._watcher is not None:
+            self._watcher.join(5.0)
+        if self._client is not None:
+            self._client.close()
+        if self._sync is not None:
+            with contextlib.suppress(RoostError):
+                self._sync.close()
+        for group in self._groups:
+            with contextlib.suppress(RoostError):
+                group.close()
+        for token in self._reservations:
+            self._cluster.release(token)
+        if self._own_folder:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def __enter__(self) -> RolloutManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _none_alive() -> RolloutError:
+    fixes = (Fix("start them", "rollout.recover()"),)
+    return RolloutError([Finding("S204", "no engine is alive", fixes=fixes)])

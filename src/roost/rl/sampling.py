@@ -1,0 +1,160 @@
+"""Sampling parameters of a request, and the numbers that its tokens are drawn with."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.errors import Finding, Fix, RolloutError, counted, did_you_mean, shown
+
+__all__ = ["SamplingParams", "check_request", "sample_seed", "uniform"]
+
+MASK = (1 << 64) - 1
+MAX_SAMPLES = 4096
+"""How many samples one request may ask for."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "ebnf": (None,),
+    "frequency_penalty": (None, 0),
+    "json_schema": (None,),
+    "min_new_tokens": (None, 0),
+    "min_p": (None, 0),
+    "presence_penalty": (None, 0),
+    "regex": (None,),
+    "repetition_penalty": (None, 1),
+    "stop": (None, [], ""),
+    "stop_regex": (None, [], ""),
+    "structural_tag": (None,),
+    "top_k": (None, -1, 0),
+    "top_p": (None, 1),
+}
+"""Parameters of SGLang that are taken only where they change nothing."""
+
+IGNORED = ("ignore_eos", "no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens", "stream_interval")
+"""Parameters that say nothing to an engine without a tokenizer."""
+
+KNOWN = ("max_new_tokens", "n", "sampling_seed", "seed", "stop_token_ids", "temperature")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request is sampled.
+
+    Attributes:
+        max_new_tokens: At most so many; the engine's context bounds it too.
+        temperature: 0 takes the likeliest token.
+        n: Samples per prompt.
+        seed: What the random numbers depend on; from the system where none was given.
+        stop_token_ids: Tokens that end a sample.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    n: int = 1
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+def _mixed(number: int) -> int:
+    """The finaliser of splitmix64."""
+    number = (number + 0x9E3779B97F4A7C15) & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
+    return number ^ (number >> 31)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed with which a request of one sample gives sample ``index`` of a request with this seed."""
+    return _mixed((seed & MASK) ^ _mixed(index)) if index else seed & MASK
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """The number in [0, 1) that a token is drawn with.
+
+    It depends on the request's seed, the index of the sample in the request and the position of the
+    token in its sequence, prompt included, and on nothing else: neither on the engine, nor on what
+    else it does. So a sample that was aborted goes on as if it had not been when its prompt and what
+    there is of it are sent as the prompt of a request with :func:`sample_seed`.
+    """
+    return (_mixed(_mixed(sample_seed(seed, index)) ^ position) >> 11) / (1 << 53)
+
+
+def _is_int(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_request(
+    prompts: Sequence[Sequence[int]], params: Mapping[str, Any], vocabulary: int, context: int
+) -> SamplingParams:
+    """Reads a request, or raises one error with everything that is wrong with it."""
+    problems: list[Finding] = []
+
+    def complain(message: str, rule: str = "", fixes: tuple[Fix, ...] = ()) -> None:
+        problems.append(Finding("E101", message, rule=rule, fixes=fixes))
+
+    if not prompts:
+        complain("the request has no prompt")
+    for index, prompt in enumerate(prompts):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {index}"
+        foreign = [token for token in prompt if not _is_int(token) or token >= vocabulary]
+        if not prompt:
+            complain(f"{name} is empty")
+        if len(prompt) >= context:
+            complain(
+                f"{name} has {counted(len(prompt), 'token')}, and the engine's context is {context:,}",
+                "at least one token must fit behind the prompt",
+            )
+        if foreign:
+            some = ", ".join(shown(token, 20) for token in foreign[:3]) + (", …" if len(foreign) > 3 else "")
+            complain(
+                f"{name} has {counted(len(foreign), 'token id')} out of range: {some}", f"ids are 0 to {vocabulary - 1}"
+            )
+
+    wanted = {name: value for name, value in params.items() if name in KNOWN and value is not None}
+    for name, value in params.items():
+        if name in NEUTRAL:
+            if value not in NEUTRAL[name]:
+                complain(f"sampling parameter {name}={shown(value)} is not supported by this engine")
+        elif name not in KNOWN and name not in IGNORED:
+            near = did_you_mean(str(name), [*KNOWN, *NEUTRAL])
+            fixes = (Fix(f"did you mean {near!r}?"),) if near else ()
+            complain(f"unknown sampling parameter {shown(name)}", f"known: {', '.join(KNOWN)}", fixes)
+
+    for name, least in (("max_new_tokens", 1), ("n", 1), ("seed", 0), ("sampling_seed", 0)):
+        if name in wanted and not _is_int(wanted[name], least):
+            complain(f"{name} must be a whole number from {least} up, not {shown(wanted[name])}")
+            del wanted[name]
+    for name in ("seed", "sampling_seed"):
+        if wanted.get(name, 0) > MASK:
+            complain(f"{name} must be less than 2**64, not {shown(wanted[name])}")
+    if wanted.get("n", 1) > MAX_SAMPLES:
+        complain(f"n must be at most {MAX_SAMPLES:,}, not {shown(wanted['n'])}")
+    if "seed" in wanted and "sampling_seed" in wanted and wanted["seed"] != wanted["sampling_seed"]:
+        complain(
+            f"seed is {wanted['seed']}, and sampling_seed is {wanted['sampling_seed']}",
+            "they are two names of one thing",
+        )
+    temperature = wanted.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 <= temperature < math.inf:
+        complain(f"temperature must be a number from 0 up, not {shown(temperature)}")
+        temperature = 1.0
+    stop = wanted.get("stop_token_ids", ())
+    if not isinstance(stop, list | tuple) or not all(_is_int(token) for token in stop):
+        complain(f"stop_token_ids must be a list of token ids, not {shown(stop)}")
+        stop = ()
+    if problems:
+        raise RolloutError(problems)
+
+    seed = wanted.get("sampling_seed", wanted.get("seed"))
+    return SamplingParams(
+        wanted.get("max_new_tokens", 128),
+        # The router knows temperatures as 32-bit numbers; so do we, or they would differ behind it.
+        struct.unpack("f", struct.pack("f", min(float(temperature), 3e38)))[0],
+        wanted.get("n", 1),
+        secrets.randbits(63) if seed is None else seed,
+        frozenset(stop),
+    )

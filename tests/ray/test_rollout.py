@@ -1,0 +1,446 @@
+"""Engines, their router, buffer and lock: where they are, what they generate, and how they die."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import alive, ray_state, wait_for
+from ray_drivers import Driver
+from rl_parts import (
+    Pair,
+    Sick,
+    Started,
+    Stillborn,
+    Talker,
+    Trainer,
+    asked,
+    check_complete,
+    new_groups,
+    routed,
+    running,
+    serving,
+    tokens,
+    told,
+)
+
+import roost
+from roost.rl.engine import EnginePlace
+from roost.rl.handles import EngineHandle
+from roost.rl.hub import BufferClient, LockClient
+from roost.rl.rollout import RolloutManager
+from roost.rl.samples import SampleGroup
+from roost.rl.train import TrainGroup
+from roost.testing import LocalRay
+from roost.worker.warden import remember
+
+PARAMS = {"max_new_tokens": 16, "temperature": 1.0}
+LONG = {"max_new_tokens": 150, "temperature": 1.0}
+
+
+class Quiet(Pair):
+    """Serves nothing: the router does not see it."""
+
+    def start(self, place: EnginePlace) -> str:
+        super().start(place)
+        return ""
+
+
+def job_of(**components: Any) -> dict[str, Any]:
+    return {"cluster": {"num_nodes": 4, "component_placement": components}}
+
+
+JOB = job_of(
+    actor="0",
+    small={"placement": "1-2", "role": "rollout"},
+    pair={"placement": "7-8", "role": "rollout", "processes_per_engine": 2},
+    kept={"placement": "10-11", "role": "rollout", "placeholder": True},
+)
+
+
+@pytest.fixture(scope="module")
+def job(four_nodes: LocalRay) -> Iterator[roost.Cluster]:
+    with roost.Cluster(num_nodes=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def plan(job: roost.Cluster) -> roost.Plan:
+    return roost.Plan.resolve(JOB, job)
+
+
+@pytest.fixture(scope="module")
+def manager(job: roost.Cluster, plan: roost.Plan) -> Iterator[RolloutManager]:
+    engines = {"small": functools.partial(Talker, delay_s=0.01), "pair": Quiet}
+    with RolloutManager(
+        job, plan, engines, dp_size=2, dp_attention=True, lock_ttl_s=2.0, router={"health_period_s": 1}
+    ) as rollout:
+        yield rollout
+
+
+@pytest.fixture(scope="module")
+def train(job: roost.Cluster, plan: roost.Plan, manager: RolloutManager) -> Iterator[TrainGroup]:
+    with TrainGroup(job, Trainer, plan) as group:
+        group.init()
+        group.connect(manager)
+        yield group
+
+
+@pytest.fixture
+def rollout(manager: RolloutManager, train: TrainGroup) -> RolloutManager:
+    """With all engines alive, and a version of the trainer's in each."""
+    manager.recover()
+    if not manager.version or any(engine.version != manager.version for engine in manager.engines):
+        train.update_weights()
+    return manager
+
+
+def smalls(rollout: RolloutManager) -> list[EngineHandle]:
+    return [
+        engine for engine in rollout.engines if isinstance(engine, EngineHandle) and engine.component.name == "small"
+    ]
+
+
+def descendants(pid: int) -> list[int]:
+    known: dict[int, str] = {}
+    remember(pid, known)
+    return list(known)
+
+
+# Where they are -----------------------------------------------------------------------------------
+
+
+def test_engines_are_where_their_share_is(
+    manager: RolloutManager, job: roost.Cluster, four_nodes: LocalRay, free_gpus: Callable[[], float]
+) -> None:
+    assert [engine.name for engine in manager.engines] == ["pair/0", "small/0", "small/1"]
+    first, second = smalls(manager)
+    for index, engine in enumerate((first, second)):
+        found = told(engine)
+        assert found["place"]["host"] == four_nodes.node_address(0), "measured: the share begins in the middle"
+        assert found["place"]["accelerators"] == [str(1 + index)]
+        assert found["visible"] == str(1 + index)
+        assert found["place"]["engine"] == index
+        assert engine.url == f"http://{four_nodes.node_address(0)}:{found['place']['ports'][0]}"
+    assert routed(manager) == sorted([first.url, second.url])
+    groups = roost.WorkerManager.get_proxy().get_groups()
+    assert "kept" not in groups
+    wait_for(lambda: free_gpus() in (10.0, 9.0), "6 reserved, 2 of them for nothing, and perhaps the trainer's")
+
+
+def test_members_meet_at_one_address_on_the_first_ones_node(manager: RolloutManager, four_nodes: LocalRay) -> None:
+    pair = next(engine for engine in manager.engines if engine.name == "pair/0")
+    members = [told(pair, member) for member in range(2)]
+    places = [member["place"] for member in members]
+    assert [place["host"] for place in places] == [four_nodes.node_address(1), four_nodes.node_address(2)]
+    assert [place["accelerators"] for place in places] == [["3"], ["0"]]
+    assert places[0]["dist_init_addr"] == places[1]["dist_init_addr"]
+    assert places[0]["dist_init_addr"] == f"{four_nodes.node_address(1)}:{places[0]['ports'][2]}"
+    assert [member["total"] for member in members] == [11.0, 11.0], "1 + 10, added up over a group that met there"
+
+
+def test_every_port_is_one_engines_own(manager: RolloutManager) -> None:
+    places = [told(engine, member)["place"] for engine in manager.engines for member in range(engine.num_members)]
+    for place in places:
+        run = place["ports"][2:]
+        assert place["run"] == len(run) == (30 + 2) + (4 + 2)
+        assert run == list(range(run[0], run[0] + len(run)))
+    ports = [port for place in places for port in place["ports"]]
+    assert len(ports) == len(set(ports)) == 4 * 40
+
+
+# What they generate -------------------------------------------------------------------------------
+
+
+def test_samples_come_in_order_and_the_same_from_any_engine(rollout: RolloutManager) -> None:
+    groups = rollout.generate(new_groups(10, 3), PARAMS)
+    check_complete(groups, [f"g{i}" for i in range(10)], 3, 16)
+    assert {number for group in groups for sample in group.samples for number in sample.versions} == {rollout.version}
+    again = rollout.generate(new_groups(10, 3), PARAMS)
+    assert tokens(again) == tokens(groups)
+    assert len({tuple(sample.output_ids) for group in groups for sample in group.samples}) == 30
+    for engine in smalls(rollout):
+        for group in groups[:3]:
+            params = {**PARAMS, "n": 3, "seed": group.data["seed"]}
+            outputs = engine.call(0, "generate", [group.samples[0].prompt_ids], params)[0].wait()[0]
+            assert [output.output_ids for output in outputs] == tokens([group])[0]
+
+
+def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train: TrainGroup) -> None:
+    expected = rollout.generate(new_groups(20), PARAMS)
+    victim = smalls(rollout)[1]
+    before, url = told(victim), victim.url
+    result = Started(lambda: rollout.generate(new_groups(20), PARAMS))
+    wait_for(lambda: running(victim) > 0, "work")
+    os.kill(before["pid"], signal.SIGKILL)
+    groups = result.result()
+    check_complete(groups, [f"g{i}" for i in range(20)], 2, 16)
+    assert tokens(groups) == tokens(expected), "none is lost, doubled or another's"
+    wait_for(lambda: url not in routed(rollout), "its leaving the router")
+    assert not victim.is_alive
+    assert victim not in rollout.alive_engines
+
+    assert rollout.recover() == [victim]
+    assert rollout.recover() == []
+    after = told(victim)
+    assert after["pid"] != before["pid"]
+    assert after["place"]["accelerators"] == before["place"]["accelerators"] == ["2"]
+    assert after["place"]["host"] == before["place"]["host"]
+    assert victim.url not in routed(rollout), "it has no weights yet"
+    assert {v for g in rollout.generate(new_groups(4), PARAMS) for s in g.samples for v in s.versions} == {
+        rollout.version
+    }
+    train.train(1.0)
+    report = train.update_weights()
+    assert victim.version == told(victim)["version"] == report.version
+    assert told(victim)["sums"] == train.workers.sums().wait()[0]
+    assert victim.url in routed(rollout)
+    groups = rollout.generate(new_groups(20), PARAMS)
+    assert {v for g in groups for s in g.samples for v in s.versions} == {report.version}
+
+
+def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_later(
+    rollout: RolloutManager, train: TrainGroup
+) -> None:
+    old = rollout.version
+    result = Started(lambda: rollout.generate(new_groups(4, 3), LONG))
+    wait_for(lambda: all(running(engine) > 0 for engine in smalls(rollout)), "work")
+    train.train(1.0)
+    assert train.update_weights(pause="abort").version == old + 1
+    groups: list[SampleGroup] = result.result()
+    assert [group.id for group in groups] == ["g0", "g1", "g2", "g3"]
+    cut = [sample for group in groups for sample in group.samples]
+    assert {sample.finish_reason for sample in cut} == {"abort"}
+    assert any(sample.output_ids for sample in cut)
+    assert any(not sample.output_ids for sample in cut), "12 samples and 8 rows: some had not begun"
+    lengths = [[len(sample.output_ids) for sample in group.samples] for group in groups]
+    heads = tokens(groups)
+
+    assert rollout.buffer.put_partial(groups) == 4
+    taken = rollout.buffer.take_partial(10)
+    assert [group.id for group in taken] == ["g0", "g1", "g2", "g3"]
+    whole = rollout.generate(taken, LONG)
+    check_complete(whole, ["g0", "g1", "g2", "g3"], 3, 150)
+    for group, had, head in zip(whole, lengths, heads, strict=True):
+        assert len({tuple(sample.output_ids) for sample in group.samples}) == 3, "no sample is a copy of another"
+        for sample, length, tokens_before in zip(group.samples, had, head, strict=True):
+            assert sample.output_ids[:length] == tokens_before
+            assert sample.versions == [old] * length + [old + 1] * (150 - length)
+    assert rollout.buffer.put(whole) == 4
+    assert rollout.buffer.stats()["partial"] == 0
+    assert len(rollout.buffer.take(4, 10.0)) == 4
+    rollout.buffer.confirm([group.id for group in whole])
+
+
+def test_an_update_may_come_in_the_middle_or_wait(rollout: RolloutManager, train: TrainGroup) -> None:
+    old = rollout.version
+    result = Started(lambda: rollout.generate(new_groups(2), LONG))
+    wait_for(lambda: any(running(engine) > 0 for engine in smalls(rollout)), "work")
+    train.update_weights(pause="keep")
+    groups = result.result()
+    check_complete(groups, ["g0", "g1"], 2, 150)
+    versions = [sample.versions for group in groups for sample in group.samples]
+    assert all(found == sorted(found) for found in versions)
+    assert {number for found in versions for number in found} == {old, old + 1}
+
+    result = Started(lambda: rollout.generate(new_groups(2), PARAMS))
+    train.update_weights(pause="wait")
+    versions = [sample.versions for group in result.result() for sample in group.samples]
+    assert {tuple(sorted(set(found))) for found in versions} <= {(old + 1,), (old + 2,)}, "none is of two versions"
+
+
+@pytest.mark.parametrize("pause", ["abort", "wait", "keep"])
+def test_generations_and_updates_do_not_hinder_each_other(
+    rollout: RolloutManager, train: TrainGroup, pause: str
+) -> None:
+    before = rollout.version
+    is_over = threading.Event()
+
+    def work(name: str) -> int:
+        """Generates as long as updates come; finishes what they cut off."""
+        rounds = 0
+        while not is_over.is_set():
+            groups = new_groups(2, name=f"{name}-{rounds}-")
+            while not all(group.is_finished for group in groups):
+                rollout.generate(groups, PARAMS)
+            check_complete(groups, [f"{name}-{rounds}-{i}" for i in range(2)], 2, 16)
+            versions = [sample.versions for group in groups for sample in group.samples]
+            assert all(found == sorted(found) for found in versions)
+            if pause == "wait":
+                assert all(len(set(found)) == 1 for found in versions)
+            rounds += 1
+        return rounds
+
+    workers = [Started(functools.partial(work, name)) for name in "ab"]
+    try:
+        for number in range(1, 7):
+            assert train.update_weights(pause).version == before + number
+    finally:
+        is_over.set()
+        rounds = [worker.result() for worker in workers]
+    assert all(rounds)
+    assert rollout.lock.state()["holders"] == []
+
+
+def test_paused_engines_hold_requests(rollout: RolloutManager) -> None:
+    expected = rollout.generate(new_groups(4), PARAMS)
+    rollout.pause()
+    result = Started(lambda: rollout.generate(new_groups(4), PARAMS))
+    wait_for(lambda: sum(asked(engine)["num_waiting_samples"] for engine in smalls(rollout)) == 8, "their waiting")
+    assert all(running(engine) == 0 for engine in smalls(rollout))
+    rollout.resume()
+    assert tokens(result.result()) == tokens(expected)
+    rollout.offload()
+    assert all(asked(engine)["is_offloaded"] for engine in smalls(rollout))
+    rollout.onload()
+    assert tokens(rollout.generate(new_groups(4), PARAMS)) == tokens(expected)
+
+
+# Buffer and lock ----------------------------------------------------------------------------------
+
+
+def test_buffer_and_lock_serve_other_processes_of_the_job(rollout: RolloutManager, job: roost.Cluster) -> None:
+    code = """
+import rl_parts
+from roost.rl.hub import BufferClient, LockClient
+buffer, lock = BufferClient.attach("rollout-hub"), LockClient.attach("rollout-hub")
+groups = rl_parts.new_groups(3, name="other")
+for group in groups:
+    for sample in group.samples:
+        sample.finish_reason = "stop"
+result = buffer.put(groups)
+held = lock.exclusive("another process", 20)
+held.__enter__()
+"""
+    with Driver(ROOST_NAMESPACE=job.namespace) as other:
+        assert other(code) == 3
+        mine = BufferClient.attach()
+        assert [group.id for group in mine.take(2, 10.0, who="me")] == ["other0", "other1"]
+        with pytest.raises(roost.CallTimeoutError, match="me waited") as late:
+            mine.take(2, 0.1, who="me")
+        assert late.value.codes == ("B103",)
+        lock = LockClient.attach()
+        with pytest.raises(roost.CallTimeoutError, match="another process") as busy:
+            lock.shared("me", 0.1).__enter__()
+        assert busy.value.codes == ("L101",)
+        assert [holder["holder"] for holder in rollout.lock.state()["holders"]] == ["another process"]
+        other.kill()
+        with lock.shared("me", 30.0) as held:
+            assert held.is_held
+    assert mine.confirm(["other0", "other1", "other2"]) == 3
+    with pytest.raises(AttributeError):
+        mine.steal()
+
+
+# What goes wrong ------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_never_gets_healthy(job: roost.Cluster) -> None:
+    plan = roost.Plan.resolve(job_of(ill={"placement": "15", "role": "rollout"}), job)
+    before = ray_state()
+    with pytest.raises(roost.RolloutError) as caught:
+        RolloutManager(job, plan, Sick, router=None, start_timeout_s=1.0, name="sick")
+    assert caught.value.codes == ("E202",)
+    text = str(caught.value)
+    assert "ill/0 did not get healthy within 1 s: it has a fever" in text
+    assert "the fever is 41" in text, "its last lines"
+    wait_for(lambda: ray_state() == before, "as it was before")
+
+
+def test_an_engine_whose_start_raises(job: roost.Cluster) -> None:
+    parts = {"placement": "9,12", "role": "rollout", "processes_per_engine": 2}
+    plan = roost.Plan.resolve(job_of(ill=parts), job)
+    before = ray_state()
+    with pytest.raises(roost.RolloutError) as caught:
+        RolloutManager(job, plan, Stillborn, router=None, name="sick")
+    assert caught.value.codes == ("E202",)
+    text = str(caught.value)
+    assert "ill/0 did not start: ill[1]" in text
+    assert "LookupError: no model to be found" in text
+    assert "in start" in text, "the traceback"
+    wait_for(lambda: ray_state() == before, "as it was before, though another member was still waiting")
+
+
+def test_nothing_to_start(job: roost.Cluster, plan: roost.Plan) -> None:
+    without = roost.Plan.resolve(job_of(actor="15"), job)
+    with pytest.raises(roost.RolloutError, match="no component with the role 'rollout'") as caught:
+        RolloutManager(job, without, Talker, name="none")
+    assert caught.value.codes == ("E201",)
+    with pytest.raises(roost.RolloutError, match="no engine is given for pair"):
+        RolloutManager(job, plan, {"small": Talker}, name="none")
+
+
+def test_external_engines_are_known_by_their_address(job: roost.Cluster, tmp_path: Path) -> None:
+    plan = roost.Plan.resolve(job_of(actor="15"), job)
+    with serving(tmp_path) as url, RolloutManager(job, plan, {}, external=[f"{url}/"], name="elsewhere") as rollout:
+        assert [engine.url for engine in rollout.engines] == [url]
+        assert routed(rollout) == [url]
+        groups = rollout.generate(new_groups(3), PARAMS)
+        check_complete(groups, ["g0", "g1", "g2"], 2, 16)
+        rollout.pause()
+        assert told(rollout.engines[0])["is_paused"]
+        rollout.resume()
+        assert rollout.recover() == []
+    with pytest.raises(roost.RolloutError, match=f"the external engine {url} did not get healthy") as caught:
+        RolloutManager(job, plan, {}, external=[url], router=None, start_timeout_s=0.1, name="elsewhere")
+    assert caught.value.codes == ("E202",)
+
+
+OTHER = """
+import json, rl_parts, roost
+from roost.rl.rollout import RolloutManager
+cluster = roost.Cluster(num_nodes=4)
+plan = roost.Plan.resolve(json.loads({job!r}), cluster)
+rollout = RolloutManager(cluster, plan, rl_parts.Talker)
+result = [
+    [rl_parts.told(engine) for engine in rollout.engines],
+    rollout.url,
+    rollout._hub.states()[0]["pid"],
+    rl_parts.tokens(rollout.generate(rl_parts.new_groups(4), {params!r})),
+]
+"""
+
+
+def test_two_jobs_want_ports_at_once_and_both_end_without_a_trace(job: roost.Cluster, manager: RolloutManager) -> None:
+    before = ray_state()
+    theirs = json.dumps(job_of(rollout="12-13"))
+    ours = roost.Plan.resolve(job_of(rollout="14-15"), job)
+    with Driver(ROOST_NAMESPACE="another-job") as other:
+        other.tell(OTHER.format(job=theirs, params=PARAMS))
+        second = RolloutManager(job, ours, Talker, router=None, name="second")
+        engines, url, hub, generated = other.answer()
+        mine = [told(engine) for engine in second.engines]
+        ports = [port for found in [*mine, *engines] for port in found["place"]["ports"]]
+        ports += [int(url.rpartition(":")[2])]
+        ports += [
+            port
+            for engine in manager.alive_engines
+            for member in range(engine.num_members)
+            for port in told(engine, member)["place"]["ports"]
+        ]
+        assert len(ports) == len(set(ports)), "all nodes are one machine: no port is given twice"
+        assert ray_state()[0] == before[0] - 4
+
+        assert tokens(second.generate(new_groups(4), PARAMS)) == generated, "the same weights, the same samples"
+        pids = [found["pid"] for found in mine] + [second._hub.states()[0]["pid"]]
+        folder = second._folder
+        assert os.path.isdir(folder)
+        second.close()
+        second.close()
+        wait_for(lambda: not alive(pids), "the end of its engines and its hub")
+        assert not os.path.exists(folder)
+        wait_for(lambda: ray_state()[0] == before[0] - 2, "free accelerators")
+
+        pids = [found["pid"] for found in engines] + [hub]
+        children = [child for pid in pids for child in descendants(pid)]
+        assert len(children) >= 2, "the router, and what keeps it"
+        other.kill()
+    wait_for(lambda: not alive([*pids, *children]), "the end of the other job's engines, hub and router", 30.0)
+    wait_for(lambda: ray_state() == before, "as it was before", 30.0)

@@ -1,0 +1,50 @@
+"""Helpers for tests that talk to servers: requests, and servers as processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import roost
+
+SOURCES = [str(Path(roost.__file__).parents[1]), str(Path(__file__).parent)]
+
+
+def ask(method, url, body=None, raw=None):
+    """Status and answer, read as JSON where it is JSON."""
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            status, text = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, text = error.code, error.read()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text.decode()
+
+
+def post(url, **body):
+    return ask("POST", url, body)
+
+
+def start_server(*arguments):
+    """``roost.rl.serve`` as a process."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    command = [sys.executable, "-m", "roost.rl.serve", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def url_of(process):
+    """Its URL, once it is ready."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("ready "):
+            return line.split()[1]
+    raise AssertionError("".join(lines))
