@@ -210,9 +210,9 @@ def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_late
     rollout: RolloutManager, train: TrainGroup
 ) -> None:
     old = rollout.version
+    expected = rollout.generate(new_groups(4, 3), LONG)
     result = Started(lambda: rollout.generate(new_groups(4, 3), LONG))
     wait_for(lambda: all(running(engine) > 0 for engine in smalls(rollout)), "work")
-    train.train(1.0)
     assert train.update_weights(pause="abort").version == old + 1
     groups: list[SampleGroup] = result.result()
     assert [group.id for group in groups] == ["g0", "g1", "g2", "g3"]
@@ -228,6 +228,7 @@ def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_late
     assert [group.id for group in taken] == ["g0", "g1", "g2", "g3"]
     whole = rollout.generate(taken, LONG)
     check_complete(whole, ["g0", "g1", "g2", "g3"], 3, 150)
+    assert tokens(whole) == tokens(expected), "the weights are the same: as if it had not been interrupted"
     for group, had, head in zip(whole, lengths, heads, strict=True):
         assert len({tuple(sample.output_ids) for sample in group.samples}) == 3, "no sample is a copy of another"
         for sample, length, tokens_before in zip(group.samples, had, head, strict=True):
@@ -430,12 +431,9 @@ def test_two_jobs_want_ports_at_once_and_both_end_without_a_trace(job: roost.Clu
 
         assert tokens(second.generate(new_groups(4), PARAMS)) == generated, "the same weights, the same samples"
         pids = [found["pid"] for found in mine] + [second._hub.states()[0]["pid"]]
-        folder = second._folder
-        assert os.path.isdir(folder)
         second.close()
         second.close()
         wait_for(lambda: not alive(pids), "the end of its engines and its hub")
-        assert not os.path.exists(folder)
         wait_for(lambda: ray_state()[0] == before[0] - 2, "free accelerators")
 
         pids = [found["pid"] for found in engines] + [hub]

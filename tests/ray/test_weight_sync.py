@@ -79,6 +79,12 @@ def parts(job: roost.Cluster, plan: roost.Plan, folder: Path) -> Iterator[tuple[
         train.init()
         train.connect(rollout)
         yield train, rollout
+        files = rollout._own_folder
+        assert os.path.isdir(files)
+        assert any(name.startswith("actor-weights-") for name in roost.CollectiveManager.get_proxy().get_all())
+        rollout.close()
+        assert not os.path.exists(files)
+        assert not any("-weights-" in name for name in roost.CollectiveManager.get_proxy().get_all())
 
 
 @pytest.fixture

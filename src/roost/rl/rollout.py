@@ -97,8 +97,8 @@ class RolloutManager:
         self._client: EngineClient | None = None
         self._watcher: threading.Thread | None = None
         self._last_version = 0
-        self._own_folder = "" if weights_folder else tempfile.mkdtemp(prefix="roost-weights-")
-        self._folder = weights_folder or self._own_folder
+        self._folder = weights_folder
+        self._own_folder = ""
         try:
             self._start(external, capacity, lock_ttl_s, router)
         except BaseException:
@@ -267,6 +267,8 @@ class RolloutManager:
             if self._sync is None or self._sync.train is not train:
                 if self._sync is not None:
                     self._sync.close()
+                if self._folder is None:
+                    self._folder = self._own_folder = tempfile.mkdtemp(prefix="roost-weights-")
                 self._sync = WeightSync(self._cluster, train, self._folder, self._sync_timeout_s)
             version = self._last_version + 1
             report = self._send(self._sync, version, pause)
@@ -288,14 +290,15 @@ class RolloutManager:
                     continue
                 if "S203" in error.codes and self._find_dead_external():
                     continue
-                if isinstance(error, WorkerError):
+                if isinstance(error, WorkerError) or "W203" in error.codes:
                     what = f"version {version} was not sent, and engines keep version {self.version}"
                     if self._last_version == version:
                         what = f"version {version} is not on all engines; some may have version {self.version}"
                     message = f"{what}: {error.findings[0].message}"
-                    raise RolloutError(
-                        [Finding("S205", message, context=tuple(error.remote_traceback.splitlines()[-20:]))]
-                    ) from error
+                    context = error.findings[0].context
+                    if isinstance(error, WorkerError):
+                        context += tuple(error.remote_traceback.splitlines()[-20:])
+                    raise RolloutError([Finding("S205", message, context=context)]) from error
                 raise
 
     @contextlib.contextmanager

@@ -177,15 +177,18 @@ class WeightSync:
         try:
             _wait_all(waiting, self._timeout_s)
             if any(channel.kind is WeightTransport.FILE for channel in self._channels):
-                publish_version(self._folder, version)
-        except OSError as error:
-            self._connected = None
-            message = f"version {version} was not sent: {self._folder} does not have what trainers wrote: {error}"
-            fixes = (Fix("a folder that all see, this process too", "RolloutManager(…, weights_folder=…)"),)
-            raise RolloutError([Finding("S205", message, fixes=fixes)]) from error
+                self._publish(version)
         except BaseException:
             self._connected = None  # ends that failed are closed
             raise
+
+    def _publish(self, version: int) -> None:
+        try:
+            publish_version(self._folder, version)
+        except OSError as error:
+            message = f"version {version} was not sent: {self._folder} does not have what trainers wrote: {error}"
+            fixes = (Fix("a folder that all see, this process too", "RolloutManager(…, weights_folder=…)"),)
+            raise RolloutError([Finding("S205", message, fixes=fixes)]) from error
 
     def _commit(self, version: int, pause: str) -> None:
         waiting = []
