@@ -20,7 +20,7 @@ from roost.rl.weights.collective import BUCKET_BYTES
 from roost.rl.weights.ends import WeightReceiver, WeightSender
 
 GIB = 2**30
-TENSORS = 256
+TENSORS = 64
 REPEATS = 5
 HOST = "127.0.0.1"
 
@@ -88,7 +88,7 @@ def _bare_rank(rank: int, port: int, nbytes: int) -> list[float]:
     torch.set_num_threads(1)
     store = dist.TCPStore(HOST, port, 2, rank == 0, datetime.timedelta(seconds=60))
     group: Any = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
-    flat = torch.zeros(nbytes, dtype=torch.uint8)
+    flat = torch.full((nbytes,), rank, dtype=torch.uint8)  # written, so that its memory is really there
     times = []
     for _ in range(REPEATS + 1):
         group.barrier().wait()

@@ -156,6 +156,6 @@ def _group(store: Any, channel: Channel, rank: int, host: str, timeout_s: float)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = datetime.timedelta(seconds=timeout_s)
-    options._threads = 2
+    options._threads = 4
     size = 1 + len(channel.targets)
     return dist.ProcessGroupGloo(dist.PrefixStore(channel.id, store), rank, size, options)
