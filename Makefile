@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run learn exchange maps test test-oldest lint types imports unit bench bench-quick snapshots clean
+.PHONY: help run learn exchange maps test test-oldest lint types imports unit bench bench-quick snapshots pictures browser clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
-run: $(STAMP) ## A short GRPO run on an embedded two-node Ray: map, progress, reward curve
-	@$(BIN)/python examples/grpo --steps $(or $(STEPS),60) --mode $(or $(MODE),collocated)
+run: $(STAMP) ## A short GRPO run on an embedded two-node Ray: map, progress, reward curve, page
+	@$(BIN)/python examples/grpo --steps $(or $(STEPS),60) --mode $(or $(MODE),collocated) --html run.html
 
 learn: $(STAMP) ## GRPO until the mean reward is above 0.9; fails where it is not
 	@$(BIN)/python examples/grpo --goal 0.9 --mode $(or $(MODE),collocated)
@@ -45,8 +45,8 @@ imports: $(STAMP)
 	@echo "== layers"
 	lint-imports --no-logo
 
-unit: $(STAMP)
-	@echo "== tests (unit, property, ray, docs)"
+unit: $(STAMP) browser
+	@echo "== tests (unit, property, ray, browser, docs)"
 	pytest
 
 # The oldest Ray that is supported, in an environment of its own that is kept between checkouts.
@@ -56,7 +56,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	sed '/^ray==/d' constraints.txt > $(OLDEST)/constraints.txt
 	PIP_CONSTRAINT=$(OLDEST)/constraints.txt $(OLDEST)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check 'ray==2.47.1' pytest pytest-rerunfailures pytest-timeout pyyaml rich psutil nvidia-ml-py omegaconf hydra-core
+	  --disable-pip-version-check 'ray==2.47.1' -e '.[dev]'
 	@touch $@
 
 test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
@@ -72,6 +72,20 @@ bench-quick: $(STAMP) ## The same for small sizes only
 
 snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
 	UPDATE_SNAPSHOTS=1 pytest tests/unit tests/docs -q
+
+pictures: $(STAMP) browser ## Write the pictures of the README and the docs anew
+	@roost plan examples/collocated.yaml --cluster 2x8:H200 --svg docs/pictures/plan.svg > /dev/null
+	@$(BIN)/python tests/browser/pictures.py
+
+# The page is tested in a real browser. Where it cannot be installed, its tests say what they miss.
+browser:
+	@if ! command -v chromium > /dev/null || ! command -v chromedriver > /dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "== installing chromium (once)"; \
+	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	      chromium chromium-driver fonts-dejavu-core > /dev/null; } || echo "chromium could not be installed"; \
+	  fi; \
+	fi
 
 clean: ## Remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks import launching, learning, measure, routing, startup, transfer, weights
+from benchmarks import launching, learning, measure, page, routing, startup, transfer, watching, weights
 from benchmarks.cases import CASES, Case, floor
 
 LARGEST = 131_072
@@ -32,7 +32,7 @@ def main() -> None:
         _placement(console, progress, arguments.largest)
     if arguments.only in (None, "launching"):
         with progress.status("launching"):
-            rows = launching.measure_launching()
+            rows = [*launching.measure_launching(), *watching.measure_watching()]
         caption = (
             f"best of {launching.REPEATS} in turn (calls: median of 400); Ray {ray.__version__}, made-up accelerators"
         )
@@ -58,6 +58,7 @@ def _placement(console: Console, progress: Console, largest: int) -> None:
     console.print(table)
     console.print(_transfer_table(transfer.measure_transfer()))
     console.print(_startup_table(startup.measure_startup()))
+    console.print(_comparison_table(page.measure_page(), "Page", "planning it", "best of several runs each"))
 
 
 def _arguments() -> argparse.Namespace:

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--goal", type=float, help="fail where the mean reward of the last steps is below")
     parser.add_argument("--only", choices=["rollout", "train"], help="one half alone, from or into a file of rollouts")
+    parser.add_argument("--html", help="write a page of where everything ran")
     parser.add_argument("--cluster", default="2x2", help="made-up machines, or a cluster file")
     args = parser.parse_args()
     values = {"cluster.layout.mode": args.mode}
@@ -33,7 +34,8 @@ def main() -> int:
     if args.only:
         values[f"cluster.layout.debug_{args.only}_only"] = "true"
     sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
-    return roost(["run", str(JOB), "--cluster", args.cluster, *sets])
+    page = ["--html", args.html] if args.html else []
+    return roost(["run", str(JOB), "--cluster", args.cluster, *sets, *page])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from roost.views import register_view
+
 __version__ = "0.1.0"
 
 _ROOMS = {
@@ -60,6 +62,8 @@ _ROOMS = {
         "WeightTransport",
         "plan_transfer",
     ),
+    "roost.plan.diff": ("PlanDiff", "diff_plans"),
+    "roost.plan.lock": ("Lock",),
     "roost.rl.buffer": ("DataBuffer",),
     "roost.rl.engine": ("Engine", "EngineOutput", "EnginePlace"),
     "roost.rl.groups": ("create_placement_groups",),
@@ -123,6 +127,9 @@ if TYPE_CHECKING:
     from roost.plan import TransferPlan as TransferPlan
     from roost.plan import WeightTransport as WeightTransport
     from roost.plan import plan_transfer as plan_transfer
+    from roost.plan.diff import PlanDiff as PlanDiff
+    from roost.plan.diff import diff_plans as diff_plans
+    from roost.plan.lock import Lock as Lock
     from roost.rl.buffer import DataBuffer as DataBuffer
     from roost.rl.engine import Engine as Engine
     from roost.rl.engine import EngineOutput as EngineOutput
@@ -160,6 +167,16 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(room), name)
     globals()[name] = value
     return value
+
+
+def _draw_plan(plan: object) -> str:
+    from roost.plan import Plan
+    from roost.report.svg import draw_image
+
+    return draw_image(plan) if isinstance(plan, Plan) else ""
+
+
+register_view("plan", _draw_plan)  # a plan shows itself in a notebook, and may not import the report that draws it
 
 
 def __dir__() -> list[str]:

@@ -40,6 +40,7 @@ from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
 from roost.testing import LocalRay
 from roost.worker.warden import remember
+from roost.worker.watch import Watcher
 
 PARAMS = {"max_new_tokens": 16, "temperature": 1.0}
 LONG = {"max_new_tokens": 150, "temperature": 1.0}
@@ -133,6 +134,13 @@ def test_engines_are_where_their_share_is(
     groups = roost.WorkerManager.get_proxy().get_groups()
     assert "kept" not in groups
     wait_for(lambda: free_gpus() in (10.0, 9.0), "6 reserved, 2 of them for nothing, and perhaps the trainer's")
+
+
+def test_engines_and_the_hub_tell_who_watches_where_they_serve(manager: RolloutManager) -> None:
+    groups = {group.name: group for found in Watcher().look() for group in found.groups}
+    assert [rank.note for rank in groups["small"].workers] == [f"{e.url} weights {e.version}" for e in smalls(manager)]
+    (hub,) = [rank for name, group in groups.items() if name.endswith("-hub") for rank in group.workers]
+    assert hub.note.startswith("router http://")
 
 
 def test_members_meet_at_one_address_on_the_first_ones_node(manager: RolloutManager, four_nodes: LocalRay) -> None:

@@ -16,8 +16,8 @@ PLANNING = [
 ]  # fmt: skip
 BESIDE_THEM = [
     "AttestationError", "CallTimeoutError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "Hardware", "LaunchError",
-    "Layout", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
-    "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "plan_transfer", "register_accelerator",
+    "Layout", "Lock", "PlanDiff", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
+    "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "diff_plans", "plan_transfer", "register_accelerator",
     "resolve_layout", "stable_order_key",
 ]  # fmt: skip
 FOR_LEARNING = [

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from roost import __version__
-from roost.cli import doctor, explain, plan, run, status, validate
 from roost.cli.inputs import Formatter, UsageError
 from roost.cli.output import print_error
 from roost.errors import RoostError
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 _DESCRIPTION = """\
 Roost decides where every worker of a reinforcement-learning job lives.
 
+  roost init --layout hybrid --cluster 2x8 write a job file to start from
+  roost import verl config.yaml            write that of another system's job
   roost plan job.yaml --cluster 2x8        show where everything goes
   roost validate job.yaml --cluster 2x8    show everything that is wrong
   roost explain job.yaml 'actor[3]' --cluster 2x8
+  roost diff job.lock.json job.yaml        show what changes
   roost run job.yaml --cluster 2x8         launch it, here on an embedded Ray
-  roost status                             show what runs
+  roost status --watch                     show what runs
+  roost trace --out trace.json             a timeline of all calls
   roost doctor                             check every node
 """
 
@@ -32,15 +36,41 @@ Colours follow NO_COLOR and FORCE_COLOR; ROOST_DEBUG=1 shows tracebacks.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+_COMMANDS = {
+    name: "importing" if name == "import" else name
+    for name in [
+        "plan",
+        "validate",
+        "explain",
+        "diff",
+        "run",
+        "status",
+        "trace",
+        "doctor",
+        "init",
+        "import",
+        "schema",
+        "completion",
+    ]
+}
+"""Name of each command → its module here."""
+
+
+def build_parser(command: str = "") -> ArgumentParser:
+    """What the command line understands; of one command alone, where it is named: the others cost time to load."""
     parser = ArgumentParser("roost", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Formatter)
     parser.add_argument("--version", action="version", version=f"roost {__version__}")
     # With prog given, argparse need not format a usage (and load shutil) before it knows the command.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="roost")
-    for command in (plan, validate, explain, run, status, doctor):
-        command.add(commands)
-    args = parser.parse_args(argv)
+    for name in [command] if command in _COMMANDS else _COMMANDS:
+        importlib.import_module(f"roost.cli.{_COMMANDS[name]}").add(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     try:
         code: int = args.run(args)
         sys.stdout.flush()

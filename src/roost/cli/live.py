@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from roost.cli.inputs import UsageError
 from roost.errors import Finding, Fix
 
-__all__ = ["add_address", "joined"]
+__all__ = ["add_address", "joined", "ray_is_gone"]
 
 
 def add_address(parser: ArgumentParser) -> None:
@@ -37,3 +37,30 @@ def joined(args: Namespace) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def ray_is_gone() -> Callable[[], bool]:
+    """A function that tells whether the Ray that was joined has ended.
+
+    A process that goes on asking such a Ray is ended by Ray itself, at once and without tidying up.
+    """
+    import socket
+
+    import ray
+
+    try:
+        host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        place = (host.strip("[]"), int(port))
+    except (AttributeError, RuntimeError, ValueError):  # reached through a proxy, which tells itself
+        return lambda: False
+
+    def is_gone() -> bool:
+        try:
+            socket.create_connection(place, timeout=2.0).close()
+        except TimeoutError:
+            return False  # busy
+        except OSError:
+            return True
+        return False
+
+    return is_gone

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from roost.cli.inputs import Formatter, add_inputs, read_inputs
 from roost.cli.output import print_notes, print_problems, print_view
+from roost.errors import Finding
 from roost.plan import Plan
 
 __all__ = ["add", "run"]
@@ -18,7 +21,9 @@ accelerators, a table per component, and what is worth knowing.
 
   roost plan job.yaml --cluster 2x8
   roost plan job.yaml --cluster cluster.yaml --json > plan.json
+  roost plan job.yaml --cluster 2x8 --html plan.html --svg plan.svg
   roost plan job.yaml --cluster 2x8 --set cluster.layout.mode=hybrid
+  roost plan job.yaml --cluster 2x8 --lock job.lock.json
 
 In the map each component has a letter; an accelerator shows the letters of all components on it,
 a number after a letter means so many processes, a dot means idle. Like nodes share a row.
@@ -34,6 +39,9 @@ def add(commands: Any) -> None:
     parser.add_argument("job", metavar="JOB.yaml", help="the job file")
     add_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else, to stdout")
+    parser.add_argument("--html", metavar="FILE", help="write a page to look at and to search, which opens from disk")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture, for papers and READMEs")
+    parser.add_argument("--lock", metavar="FILE", help="keep the plan, for roost run --lock and roost diff")
     parser.set_defaults(run=run)
 
 
@@ -51,4 +59,27 @@ def run(args: Namespace) -> int:
         if any(not finding.is_problem for finding in findings):
             print_view("")
         print_notes(findings)
+    _write_pictures(args, plan, findings)
+    if args.lock:
+        from roost.cli.locks import write_lock
+
+        write_lock(args.lock, plan, args, findings=findings)
     return 1 if print_problems(findings) else 0
+
+
+def _write_pictures(args: Namespace, plan: Plan, findings: Sequence[Finding]) -> None:
+    """Writes what ``--html`` and ``--svg`` ask for, and says where."""
+    if not args.html and not args.svg:
+        return
+    from roost.cli.files import write_file
+
+    if args.html:
+        from roost.report.page import draw_page
+
+        write_file(args.html, draw_page(plan, os.path.basename(args.job), findings))
+    if args.svg:
+        from roost.report.svg import draw_svg
+
+        write_file(args.svg, draw_svg(plan))
+    written = " and ".join(path for path in (args.html, args.svg) if path)
+    print(f"wrote {written}", file=sys.stderr if args.json else sys.stdout)  # JSON stays alone

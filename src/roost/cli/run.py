@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
+from roost.cli.locks import KeptPlan
 from roost.cli.output import print_notes, print_problems, print_view
 from roost.config import Job, read_job
 from roost.errors import Finding, Fix, counted
@@ -27,12 +28,17 @@ Plans a job, shows the map, reserves, launches, runs it, and closes everything.
 
   roost run job.yaml                    on the Ray of RAY_ADDRESS, or on this machine
   roost run job.yaml --cluster 2x8      on an embedded Ray of two nodes with made-up accelerators
+  roost run --lock job.lock.json        exactly as it was planned, or not at all
 
 The job names its program: 'run: module:function', called with the cluster and the plan (and with
 all values of the job, where it takes a third argument), or 'worker: module:Class' beside the
 placement of a component. Groups of such workers are launched first; the function finds them with
 cluster.get_group(name). Without a function, every group whose class has a method 'run' is called
 once. Modules are looked for beside the job file.
+
+A lock (roost plan … --lock FILE) is replayed: nothing is placed anew. Where the machines or the job
+are not what they were, the differences are shown and nothing is started; with --relock the job is
+resolved anew, the lock is written, and the job goes on.
 """
 
 
@@ -41,28 +47,35 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "run", help="plan, launch and run a job", description=_DESCRIPTION, formatter_class=Formatter
     )
-    parser.add_argument("job", metavar="JOB.yaml", help="the job file")
+    parser.add_argument("job", metavar="JOB.yaml", nargs="?", help="the job file; default that of the lock")
     add_inputs(parser, is_cluster_required=False)
+    parser.add_argument("--lock", metavar="FILE", help="replay the plan of this lock")
+    parser.add_argument("--relock", action="store_true", help="resolve the job anew, and write the lock")
     parser.add_argument("--namespace", metavar="NAME", help="name of the job on its Ray")
+    parser.add_argument("--html", metavar="FILE", help="write a page of the plan that ran, which opens from disk")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(args.job)))
+    _look_beside(args.job or args.lock or "")
     import_modules(args.modules)
+    kept = KeptPlan.of(args)
+    resolve = kept.plan if kept else Plan.resolve
+    _look_beside(args.job)
     with as_usage("C101"):
         config = read_config(args)
         topology = read_cluster(args.cluster) if args.cluster else None
     job = read_job(config)
     programs = _load_programs(job)
+    is_embedded = topology is not None and not os.environ.get("RAY_ADDRESS")
     if topology is not None:
-        plan = Plan.resolve(config, topology)
+        plan = resolve(config, topology)
         if not _show(plan):
             return 1
         _check_size(topology)
     with ExitStack() as stack:
-        if topology is not None and not os.environ.get("RAY_ADDRESS"):
+        if topology is not None and is_embedded:
             from roost.testing import local_ray
 
             print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
@@ -70,10 +83,29 @@ def run(args: Namespace) -> int:
         from roost.cluster import Cluster
 
         cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
-        plan = Plan.resolve(config, cluster)
+        if kept is None or not is_embedded:  # what is embedded is made up, and was looked at above
+            plan = resolve(config, cluster)
         if topology is None and not _show(plan):
             return 1
-        return _execute(job, programs, cluster, plan)
+        code = _execute(job, programs, cluster, plan)
+    if args.html:
+        _write_page(args.html, args.job, plan)
+    return code
+
+
+def _write_page(path: str, job: str, plan: Plan) -> None:
+    from roost.cli.files import write_file
+    from roost.report.page import draw_page
+
+    write_file(path, draw_page(plan, os.path.basename(job), plan.check()))
+    print_view(f"\nwhere everything ran: {os.path.abspath(path)}")
+
+
+def _look_beside(path: str) -> None:
+    """Lets modules be found in the folder of a file."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path[:1]:
+        sys.path.insert(0, folder)
 
 
 def _show(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ports import lease_ports
-from roost.cluster.reserve import Ledger
+from roost.cluster.reserve import Ledger, asking_ray
 from roost.errors import ClusterError, Finding, Fix, RoostError
 from roost.topology import NodeGroup, Topology
 
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MANAGERS = "roost.managers"
+FORGET_EVERY_S = 5.0
 NAMESPACE_VARIABLE = "ROOST_NAMESPACE"
 
 _P = TypeVar("_P", bound="_Proxy")
@@ -43,6 +44,9 @@ class _Managers:
         self._owner = dict(owner)
         self._master_port = lease_ports()
         self._groups: dict[str, Any] = {}
+        self._changes = 1
+        self._forgot_at = 0.0
+        self._plans: dict[str, bytes] = {}  # packed, by group; apart, since records are asked for all the time
         self._collectives: dict[str, Any] = {}
         self._ledger = Ledger(nodes, ray.get_runtime_context().get_actor_id() or "")
         self._reservations: dict[int, str] = {}  # token → Ray's id of the job that asked
@@ -73,14 +77,27 @@ class _Managers:
             holder = self._groups[name]
             return f"{holder['driver']}, since {holder['since']}"
         self._groups[name] = record
+        self._changes += 1
         return None
 
     def update_group(self, name: str, record: Any) -> None:
         if name in self._groups:
             self._groups[name] = record
+            self._changes += 1
+
+    def keep_plan(self, name: str, plan: bytes) -> None:
+        """Keeps what a group was launched with, as long as the group is there."""
+        if name in self._groups:
+            self._plans[name] = plan
+
+    def get_plans(self) -> dict[str, bytes]:
+        self._forget_the_dead()
+        return dict(self._plans)
 
     def remove_group(self, name: str) -> None:
         self._groups.pop(name, None)
+        self._plans.pop(name, None)
+        self._changes += 1
         self._collectives.pop(name, None)
 
     def get_group(self, name: str) -> Any:
@@ -91,8 +108,18 @@ class _Managers:
         self._forget_the_dead()
         return dict(self._groups)
 
+    def get_groups_since(self, change: int) -> tuple[int, dict[str, Any] | None]:
+        """The number of the last change of groups, and the groups; ``None`` where that change is known.
+
+        It is asked every second while somebody watches, and looks only now and then for drivers that are gone.
+        """
+        if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
+            self._forget_the_dead()
+        return self._changes, None if change == self._changes else dict(self._groups)
+
     def _forget_the_dead(self) -> None:
         """Groups of processes that attached to this job and are gone: Ray has ended their workers."""
+        self._forgot_at = time.monotonic()
         dead = _dead_jobs()
         for name, record in list(self._groups.items()):
             if record["job_id"] in dead:
@@ -141,7 +168,8 @@ def _dead_jobs() -> set[str]:
     """Ray's ids of the drivers that are gone."""
     from ray._private.state import jobs
 
-    return {str(job["JobID"]) for job in jobs() if job["IsDead"]}
+    with asking_ray:
+        return {str(job["JobID"]) for job in jobs() if job["IsDead"]}
 
 
 def start_managers(

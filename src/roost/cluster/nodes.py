@@ -132,7 +132,8 @@ def measure_nodes(ray_nodes: Sequence[Mapping[str, Any]], timeout_s: float) -> l
     try:
         facts = ray.get(done)
     except ray.exceptions.RayError as error:
-        reason = str(error).splitlines()[0]
+        cause = getattr(error, "cause", None) or error  # Ray's own text is coloured, and begins with the task
+        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
         raise ClusterError([Finding("R104", f"a node could not be measured: {reason}")]) from error
     return [_combine(tasks[task], measured, now) for task, measured in zip(done, facts, strict=True)]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roost.cluster.nodes import NodeInfo
 from roost.errors import Finding, Fix, ReservationError
 
-__all__ = ["Ledger", "free_resources", "pin", "remove_holds", "reservation_turn", "which_accelerator"]
+__all__ = ["Ledger", "asking_ray", "free_resources", "pin", "remove_holds", "reservation_turn", "which_accelerator"]
+
+asking_ray = threading.Lock()
+"""Older Rays end a process of which two threads ask for the state of the cluster at once."""
 
 _LOCK = b"roost:reservation-turn"
 _HOLD = "roost:hold"
@@ -133,7 +137,8 @@ class Ledger:
 
     def _check_alive(self, ranks: Iterable[int]) -> None:
         """A node that is gone does not come back with the same id: waiting for it is in vain."""
-        alive = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        with asking_ray:
+            alive = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
         gone = [self._nodes[rank] for rank in sorted(ranks) if self._nodes[rank].ray_id not in alive]
         if gone:
             fixes = (Fix("a new cluster, of the nodes that are there", "cluster.close(); Cluster(num_nodes=0)"),)
@@ -271,7 +276,9 @@ def remove_holds(owner: str) -> None:
     """
     from ray._raylet import PlacementGroupID
 
-    for key, entry in placement_group_table().items():
+    with asking_ray:
+        table = placement_group_table()
+    for key, entry in table.items():
         if entry["name"].startswith(f"{_HOLD}:{owner}:") and entry["state"] != "REMOVED":
             remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(key))))
 
@@ -280,7 +287,8 @@ def free_resources() -> dict[str, dict[str, float]]:
     """Free resources by Ray's node id."""
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
+    with asking_ray:
+        found: dict[str, dict[str, float]] = available_resources_per_node()
     return found
 
 

@@ -24,7 +24,7 @@ COMPONENT_KEYS = (
 MODES = ("collocated", "disaggregated", "hybrid", "auto")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
-_WORDS_OF_YAML = {"null", "true", "false", "none", "nan", "all"}
+WORDS_OF_YAML = {"null", "true", "false", "none", "nan", "all"}
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _names(key: str, key_tree: Tree, seen: dict[str, Tree], findings: list[Findi
         start = offset + len(part) - len(part.lstrip())
         offset += len(part) + 1
         mark = key_tree.mark(start, max(1, len(name)))
-        if not _NAME.match(name) or name.lower() in _WORDS_OF_YAML:
+        if not _NAME.match(name) or name.lower() in WORDS_OF_YAML:
             findings.append(
                 Finding(
                     "P113",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["AcceleratorType", "Device", "register_accelerator"]
+__all__ = ["AcceleratorType", "Device", "Usage", "register_accelerator"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,25 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """How much of an accelerator is used now.
+
+    Attributes:
+        id: Its number on the node, as the driver counts.
+        uuid: Its id in the world.
+        memory_gib: Its memory.
+        used_gib: How much of that is in use, by anybody.
+        busy: Share of the last moments in which it computed, from 0 to 1; ``None`` where that cannot be told.
+    """
+
+    id: str
+    uuid: str
+    memory_gib: float
+    used_gib: float
+    busy: float | None = None
+
+
+@dataclass(frozen=True)
 class AcceleratorType:
     """A vendor's accelerators: what they are called and how a process is shown some of them.
 
@@ -46,6 +65,7 @@ class AcceleratorType:
         noun: What people call one of them.
         detect: Finds them on this node through the driver library; loads it only when called.
         visible_uuids: What this process really sees, by uuid; ``None`` where that cannot be told.
+        usage: How much of each accelerator of this node is used now; cheap enough to ask every second.
     """
 
     name: str
@@ -56,6 +76,7 @@ class AcceleratorType:
     noun: str = "GPU"
     detect: Callable[[], list[Device]] | None = field(default=None, compare=False, repr=False)
     visible_uuids: Callable[[], list[str] | None] | None = field(default=None, compare=False, repr=False)
+    usage: Callable[[], list[Usage]] | None = field(default=None, compare=False, repr=False)
 
     if TYPE_CHECKING:
         NVIDIA: ClassVar[AcceleratorType]

@@ -22,6 +22,7 @@ from roost.plan.occupancy import Occupancy
 from roost.plan.transport import WeightTransport, choose_transports
 from roost.source import Tree, as_tree
 from roost.topology import Topology
+from roost.views import draw
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
 
@@ -259,6 +260,10 @@ class Plan:
     @cached_property
     def _by_name(self) -> dict[str, ComponentPlan]:
         return {component.name: component for component in self.components}
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the picture, drawn by whoever draws plans (see ``roost.views``)."""
+        return draw("plan", self)
 
     # Judgement and keeping -----------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from roost.plan.plan import ComponentPlan, Plan
 from roost.plan.transport import WeightTransport
 from roost.topology import Topology
 
-__all__ = ["plan_from_json", "plan_to_json"]
+__all__ = ["plan_from_json", "plan_from_plain", "plan_to_json"]
 
 FORMAT = "roost.plan/1"
 
@@ -82,6 +82,18 @@ def plan_from_json(text: str) -> Plan:
     """
     try:
         plain = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError([Finding("C401", f"not a plan: {str(error)[:200]}")]) from None
+    return plan_from_plain(plain)
+
+
+def plan_from_plain(plain: Any) -> Plan:
+    """The plan of what ``json.loads`` made of a plan's text.
+
+    Raises:
+        ConfigError: Where it is not a plan.
+    """
+    try:
         found = plain.get("format")
         if found != FORMAT:
             raise ValueError(f"its format is {found!r}, and {FORMAT!r} is read")

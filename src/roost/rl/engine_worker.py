@@ -13,6 +13,7 @@ from roost.cluster import lease_ports
 from roost.rl.engine import Engine, EngineOutput, EnginePlace
 from roost.rl.weights.channels import Channel, WeightDescription
 from roost.rl.weights.ends import WeightReceiver
+from roost.rl.weights.ipc import visible_uuids
 from roost.worker import Worker
 
 __all__ = ["EngineWorker", "MemberPorts"]
@@ -50,6 +51,7 @@ class EngineWorker(Worker):
         self._engine: Engine | None = None
         self._receiver: WeightReceiver | None = None
         self._leases: list[Any] = []
+        self._url = ""
 
     @property
     def engine(self) -> Engine:
@@ -72,7 +74,14 @@ class EngineWorker(Worker):
         """Starts the engine; returns its URL, empty for members that serve nothing."""
         self._engine = self._factory()
         has_device = self.local_accelerator_rank >= 0 and torch.cuda.is_available()
-        return self._engine.start(replace(place, device="cuda:0" if has_device else "cpu"))
+        self._url = self._engine.start(replace(place, device="cuda:0" if has_device else "cpu"))
+        return self._url
+
+    def status_note(self) -> str:
+        """Where it serves, and which weights."""
+        if self._engine is None:
+            return "no engine yet"
+        return f"{self._url} weights {self._engine.version}".lstrip()
 
     def health(self) -> str:
         """Empty where the engine can serve, else what is missing."""
@@ -113,10 +122,10 @@ class EngineWorker(Worker):
 
     def describe_weights(self) -> WeightDescription:
         """The tensors that this member takes."""
-        return WeightDescription(tuple(self.engine.shards()), self.engine.tensor_parallel)
+        return WeightDescription(tuple(self.engine.shards()), self.engine.tensor_parallel, gpus=visible_uuids())
 
     def open_receiver(
-        self, channels: Sequence[Channel], addresses: Mapping[str, str], rank: int, timeout_s: float
+        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, timeout_s: float
     ) -> None:
         """Joins the channels that this member reads."""
         self.close_receiver()

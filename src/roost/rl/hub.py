@@ -31,6 +31,10 @@ class Hub(Worker):
             self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
             self._router.start()
 
+    def status_note(self) -> str:
+        """Where the router serves."""
+        return f"router {self.url()}" if self._router is not None else ""
+
     def url(self) -> str:
         """Where the router serves; empty where there is none."""
         return self._router.url if self._router is not None else ""

@@ -337,6 +337,12 @@ class RolloutManager:
             has_lock.set()
             thread.join()
 
+    def unmap_weights(self) -> None:
+        """Has engines let go of the trainer's memory, so that it can be freed; the next update maps it again."""
+        with self._changing:
+            if self._sync is not None and self._sync.maps_memory:
+                self._sync.close()
+
     # Those that die ------------------------------------------------------------------------
 
     def find_dead(self) -> list[EngineHandle]:

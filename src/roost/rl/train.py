@@ -149,14 +149,20 @@ class TrainWorker(Worker):
 
     def describe_weights(self) -> WeightDescription:
         """The tensors of this rank, for the other side to compare with."""
-        return WeightDescription(tuple(self.shards()), self.tensor_parallel, self.pipeline_parallel)
+        is_on_gpu = all(tensor.is_cuda for tensor in self.weights().values())
+        gpus = (
+            (str(torch.cuda.get_device_properties(self.device).uuid),)
+            if is_on_gpu and self.device.type == "cuda"
+            else ()
+        )
+        return WeightDescription(tuple(self.shards()), self.tensor_parallel, self.pipeline_parallel, gpus)
 
     def open_channels(
         self, channels: Sequence[Channel], tensors: Sequence[TensorShards], folder: str, timeout_s: float
-    ) -> dict[str, str]:
+    ) -> dict[str, Any]:
         """Opens this rank's ends; returns where each is found."""
         self.close_channels()
-        self._sender = WeightSender(channels, tensors, self.address, folder, timeout_s)
+        self._sender = WeightSender(channels, tensors, self.address, folder, timeout_s, self.weights)
         return self._sender.addresses
 
     def join_channels(self) -> None:
@@ -282,6 +288,8 @@ class TrainGroup:
             )
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if verb == "offload" and self._manager is not None:
+                self._manager.unmap_weights()
             if name.startswith("async_"):
                 return self.workers.value_refs(verb, *args, **kwargs)
             return getattr(self.workers, verb)(*args, **kwargs).wait()

@@ -27,6 +27,10 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables that the plan sets; a group that set them would send workers to the wrong place."""
 
+GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware")
+ENVIRONMENT_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
+HARDWARE_KEYS = ("type", "configs")
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -131,7 +135,7 @@ class _GroupReader:
         fields, tree = self.fields, self.fields.tree
         if not fields.ok:
             return None
-        fields.only(("label", "node_ranks", "env_configs", "hardware"))
+        fields.only(GROUP_KEYS)
         label_tree = fields.require("label", "label: a800")
         ranks_tree = fields.require("node_ranks", "node_ranks: 0-3")
         label = None
@@ -188,7 +192,7 @@ class _GroupReader:
             fields = Fields(tree, self.fields.findings, "an env_configs entry", self.fields.letter)
             if not fields.ok:
                 continue
-            fields.only(("node_ranks", "env_vars", "python_interpreter_path"))
+            fields.only(ENVIRONMENT_KEYS)
             ranks_tree = fields.require("node_ranks", f"node_ranks: {format_ranks(group_ranks)}")
             variables = self._variables(fields)
             interpreter = fields.text("python_interpreter_path") or ""
@@ -246,7 +250,7 @@ class _GroupReader:
         fields = Fields(tree, self.fields.findings, "hardware", self.fields.letter)
         if not fields.ok:
             return "", ()
-        fields.only(("type", "configs"))
+        fields.only(HARDWARE_KEYS)
         fields.require("type", "type: Franka")
         kind = fields.text("type")
         if kind is None:

@@ -9,25 +9,27 @@ from roost.topology.groups import check_hardware_fields, check_label, read_group
 from roost.topology.model import Hardware, Node, NodeGroup, Topology, numbered_ids
 from roost.topology.parse import MAX_ACCELERATORS_PER_NODE, MAX_NODES
 
-_NODE_KEYS = (
+TOP_KEYS = ("nodes", "node_groups")
+NODE_KEYS = (
     "count", "name", "address", "cpus", "memory_gib", "accelerators", "labels", "hardware", "group",
 )  # fmt: skip
-_ACCELERATOR_KEYS = ("count", "model", "vendor", "memory_gib", "ids")
+ACCELERATOR_KEYS = ("count", "model", "vendor", "memory_gib", "ids")
 
 
-def read_topology(tree: Tree, check_hardware: bool = True) -> Topology:
+def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = True) -> Topology:
     """The topology that a tree describes.
 
     Args:
         tree: A mapping with ``nodes`` and perhaps ``node_groups``.
         check_hardware: Whether hardware types must be registered.
+        check_names: Whether names and addresses must be unique; machines that were measured may share a name.
 
     Raises:
         TopologyError: With every problem.
     """
     findings: list[Finding] = []
     top = Fields(tree, findings, "a cluster file", "T")
-    top.only(("nodes", "node_groups"))
+    top.only(TOP_KEYS)
     top.require("nodes", "nodes: [{count: 2, accelerators: {count: 8}}]")
     nodes: list[Node] = []
     members: dict[str, list[int]] = {}
@@ -36,7 +38,8 @@ def read_topology(tree: Tree, check_hardware: bool = True) -> Topology:
         group = _read_nodes(entry, nodes, findings)
         if group:
             members.setdefault(group, []).extend(range(first, len(nodes)))
-    _check_unique(tree, nodes, findings)
+    if check_names:
+        _check_unique(tree, nodes, findings)
     if not nodes and not findings:
         top.complain("203", "a cluster has at least one node", tree.get("nodes") or tree)
     raise_problems(findings)
@@ -51,7 +54,7 @@ def _read_nodes(tree: Tree, nodes: list[Node], findings: list[Finding]) -> str |
     fields = Fields(tree, findings, "a node entry", "T")
     if not fields.ok:
         return None
-    fields.only(_NODE_KEYS)
+    fields.only(NODE_KEYS)
     count = fields.integer("count", 1, 1) or 1
     if count > MAX_NODES - len(nodes):
         fields.wrong(tree.value["count"], f"a cluster has at most {MAX_NODES:,} nodes")
@@ -102,7 +105,7 @@ def _read_accelerators(
     fields = Fields(tree, findings, "accelerators", "T")
     if not fields.ok:
         return none
-    fields.only(_ACCELERATOR_KEYS)
+    fields.only(ACCELERATOR_KEYS)
     id_trees = fields.entries("ids")
     ids = tuple(fields.as_text(item, "an id") or "" for item in id_trees)
     count = fields.integer("count", 0, len(ids)) or 0

@@ -332,7 +332,7 @@ class Topology:
         from roost.source import as_tree
         from roost.topology.load import read_topology
 
-        return read_topology(as_tree(plain), check_hardware=False)
+        return read_topology(as_tree(plain), check_hardware=False, check_names=False)
 
     @staticmethod
     def from_json(text: str) -> Topology:

@@ -29,10 +29,13 @@ from roost.cluster.ports import PortLease, lease_ports
 from roost.hardware import AcceleratorType
 from roost.worker import warden
 from roost.worker.binding import Attestation
+from roost.worker.calls import CONSTRUCTOR, CallRecord
 from roost.worker.context import WorkerContext, install_context
+from roost.worker.worker import Worker
 
 __all__ = ["Host"]
 
+NOTE_LENGTH = 200
 _PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "MANPATH")
 
 
@@ -44,10 +47,9 @@ class Host:
         self._type = AcceleratorType.get(accelerator_type)
         self._port: PortLease | None = lease_ports() if wants_port else None
         self._worker: Any = None
-        self._running: dict[int, tuple[str, float]] = {}
-        self._calls = 0
-        self._errors = 0
-        self._counting = threading.Lock()
+        self._record = CallRecord()
+        self._began = time.monotonic()
+        self._looping = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         marker = uuid.uuid4().hex
         os.environ["ROOST_WORKER"] = marker
@@ -81,19 +83,41 @@ class Host:
         )
         return attestation, self._port.port if self._port else 0
 
-    @ray.method(concurrency_group="control")
-    def state(self) -> dict[str, Any]:
-        """What this worker is doing; of several calls the one that runs longest."""
-        busy = next(iter(list(self._running.values())), None)
-        return {
+    @ray.method(concurrency_group="control", enable_task_events=False)
+    def state(self, with_usage: bool = False) -> dict[str, Any]:
+        """What this worker is doing; of several calls the one that runs longest.
+
+        Args:
+            with_usage: Also how much of this node's accelerators is used, where their vendor tells.
+        """
+        call, since_s, running = self._record.longest()
+        is_starting = self._worker is None
+        found: dict[str, Any] = {
             "rank": self._rank,
             "pid": os.getpid(),
-            "state": "starting" if self._worker is None else "busy" if busy else "ready",
-            "call": busy[0] if busy else "",
-            "since_s": time.monotonic() - busy[1] if busy else 0.0,
-            "calls": self._calls,
-            "errors": self._errors,
+            "state": "starting" if is_starting else "busy" if running else "ready",
+            "call": "" if is_starting else call,
+            "since_s": time.monotonic() - self._began if is_starting else since_s,
+            "running": 0 if is_starting else running,
+            "calls": self._record.started,
+            "errors": self._record.failed,
+            "last_error": self._record.last_error(),
+            "note": _note_of(self._worker),
         }
+        if with_usage:
+            ask = self._type.usage if self._type else None
+            found["usage"] = ask() if ask is not None else []
+        return found
+
+    @ray.method(concurrency_group="control")
+    def timeline(self, last_s: float) -> dict[str, Any]:
+        """The calls of the last seconds; see :meth:`CallRecord.timeline`."""
+        return self._record.timeline(last_s)
+
+    @ray.method(concurrency_group="control")
+    def clock(self) -> float:
+        """What the clock of this node says."""
+        return time.time()
 
     @ray.method(concurrency_group="control")
     def stacks(self) -> str:
@@ -117,27 +141,28 @@ class Host:
         set_environment(environment)
         install_context(context)
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
-        cls, args, kwargs = cloudpickle.loads(pickled)
-        with _errors_that_travel("the constructor"):
-            self._worker = cls(*args, **kwargs)
+        number = self._record.begin(CONSTRUCTOR)
+        try:
+            cls, args, kwargs = cloudpickle.loads(pickled)
+            with _errors_that_travel("the constructor"):
+                self._worker = cls(*args, **kwargs)
+        except BaseException as error:
+            self._record.end(number, error)
+            raise
+        self._record.end(number)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
         """Calls a method of the worker; returns its value and how long it took."""
-        with self._counting:
-            self._calls += 1
-            number, started = self._calls, time.monotonic()
-            self._running[number] = (method, started)
+        number = self._record.begin(method)
         try:
             with _errors_that_travel(f"{method}()"):
                 value = getattr(self._worker, method)(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = self._complete(value)
-        except BaseException:
-            self._errors += 1
+        except BaseException as error:
+            self._record.end(number, error)
             raise
-        finally:
-            del self._running[number]
-        return value, time.monotonic() - started
+        return value, self._record.end(number)
 
     def call_value(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """As :meth:`call`, without how long it took."""
@@ -145,7 +170,7 @@ class Host:
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Waits for a coroutine. All of a worker share one loop, also those of calls that run at once."""
-        with self._counting:
+        with self._looping:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
@@ -160,6 +185,14 @@ class Host:
         if left is not None:
             raise left
         return value
+
+
+def _note_of(worker: Any) -> str:
+    """What a worker says about itself, in one line; empty where it says nothing, or cannot."""
+    try:
+        return str(worker.status_note() if isinstance(worker, Worker) else "")[:NOTE_LENGTH]
+    except Exception:  # code of the user's, which must not hide the state of the worker
+        return ""
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster import Cluster, CollectiveManager
 from roost.cluster.cluster import seconds_from
+from roost.cluster.plans import pack_plan
 from roost.errors import Finding, Fix, LaunchError
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
@@ -156,8 +158,10 @@ class _Launch:
             "driver": f"{getpass.getuser()} on {platform.node()} (process {os.getpid()})",
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             "job_id": ray.get_runtime_context().get_job_id(),
+            "id": uuid.uuid4().hex,
             "actors": [],
             "workers": [],
+            "starting": [_whereabouts(process) for process in self.processes],
             "methods": sorted(_methods(self.request.cls)),
             "class": self.request.cls.__name__,
         }
@@ -301,18 +305,18 @@ class _Launch:
             return
         workers = [
             {
-                "rank": process.placement.rank,
-                "node_rank": process.placement.cluster_node_rank,
+                **_whereabouts(process),
                 "address": attestation.address,
                 "pid": attestation.pid,
-                "accelerators": list(process.placement.accelerators),
                 "visible": attestation.visible,
             }
             for process, attestation in zip(self.processes, binding.attestations, strict=True)
         ]
         actors = [f"{self.name}:{rank}" for rank in range(len(workers))]
-        record = {**self.record, "actors": actors, "workers": workers, "component": self.component.name}
-        ray.get(self.cluster.managers.update_group.remote(self.name, record))
+        record = {**self.record, "actors": actors, "workers": workers, "starting": [], "component": self.component.name}
+        packed = pack_plan(self.plan, self.component.name)
+        managers = self.cluster.managers
+        ray.get([managers.update_group.remote(self.name, record), managers.keep_plan.remote(self.name, packed)])
         collectives = CollectiveManager(self.cluster.managers)
         collectives.register(self.name, binding.master_address, binding.master_port, len(workers))
 
@@ -322,6 +326,15 @@ class _Launch:
             ray.get(self.cluster.managers.remove_group.remote(self.name))
         if self.token:
             self.cluster.release(self.token)
+
+
+def _whereabouts(process: Process) -> dict[str, Any]:
+    placement = process.placement
+    return {
+        "rank": placement.rank,
+        "node_rank": placement.cluster_node_rank,
+        "accelerators": list(placement.accelerators),
+    }
 
 
 def _plan_of_one(cluster: Cluster, strategy: PlacementStrategy | None, name: str, isolate: bool) -> Plan:

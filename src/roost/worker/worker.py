@@ -135,6 +135,14 @@ class Worker:
 
     # What it says --------------------------------------------------------------------------
 
+    def status_note(self) -> str:
+        """A line about this worker for ``roost status``; define it where there is something to tell.
+
+        It is called in a thread beside the worker's calls, about once a second while somebody watches: read
+        an attribute, and never wait.
+        """
+        return ""
+
     def log_debug(self, message: str) -> None:
         """Logs with the group, the rank and the node in front."""
         self._log(logging.DEBUG, message)

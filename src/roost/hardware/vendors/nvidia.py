@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from roost.hardware.accelerators import AcceleratorType, Device, register_accelerator
+import functools
+from typing import Any
+
+from roost.hardware.accelerators import AcceleratorType, Device, Usage, register_accelerator
 
 
 def _detect() -> list[Device]:
@@ -58,6 +61,37 @@ def _visible_uuids() -> list[str] | None:
     return uuids
 
 
+@functools.cache
+def _known_devices() -> list[tuple[str, str, Any]]:
+    """Number, UUID and handle of each GPU. The library stays open: opening it costs more than all questions."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [(str(index), str(pynvml.nvmlDeviceGetUUID(handle)), handle) for index, handle in enumerate(handles)]
+    except Exception:  # not there, or no driver behind it
+        return []
+
+
+def _usage() -> list[Usage]:
+    """Memory and utilisation of all GPUs of this node; those that do not answer are left out."""
+    found = []
+    for index, uuid, handle in _known_devices():
+        import pynvml
+
+        try:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError:
+            continue
+        try:
+            busy: float | None = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        except pynvml.NVMLError:  # such as a slice of a GPU
+            busy = None
+        found.append(Usage(index, uuid, round(memory.total / 2**30, 1), round(memory.used / 2**30, 1), busy))
+    return found
+
+
 NVIDIA = register_accelerator(
     AcceleratorType(
         name="NVIDIA",
@@ -67,5 +101,6 @@ NVIDIA = register_accelerator(
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         detect=_detect,
         visible_uuids=_visible_uuids,
+        usage=_usage,
     )
 )

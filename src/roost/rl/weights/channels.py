@@ -31,11 +31,13 @@ class WeightDescription:
         tensors: Their names, full shapes, and how they are cut.
         tensor_parallel: Size of the tensor-parallel groups.
         pipeline_parallel: Number of pipeline stages.
+        gpus: UUIDs of the GPUs that hold a sender's weights, or that a receiver sees; empty on the CPU.
     """
 
     tensors: tuple[TensorShards, ...]
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from roost.rl.weights.buffers import box_of, dtype_of
 from roost.rl.weights.channels import Channel
 from roost.rl.weights.collective import CollectiveReceiver, CollectiveSender, MeetingPoint, join_meeting
 from roost.rl.weights.files import FileReceiver, FileSender
+from roost.rl.weights.ipc import IpcReceiver, IpcSender
 from roost.rl.weights.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 __all__ = ["Receiver", "Sender", "WeightReceiver", "WeightSender"]
@@ -20,7 +21,7 @@ __all__ = ["Receiver", "Sender", "WeightReceiver", "WeightSender"]
 class Sender(Protocol):
     """The writing end of a channel."""
 
-    address: str
+    address: Any
 
     def join(self) -> None: ...  # noqa: D102
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None: ...  # noqa: D102
@@ -47,10 +48,17 @@ class WeightSender:
         host: Address of this node.
         folder: Where files go.
         timeout_s: How long the other ends are waited for.
+        weights: The tensors of this rank, for channels that hand over their memory.
     """
 
     def __init__(
-        self, channels: Sequence[Channel], tensors: Sequence[TensorShards], host: str, folder: str, timeout_s: float
+        self,
+        channels: Sequence[Channel],
+        tensors: Sequence[TensorShards],
+        host: str,
+        folder: str,
+        timeout_s: float,
+        weights: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
         self._channels = list(channels)
         self._ends: list[Sender] = []
@@ -61,11 +69,13 @@ class WeightSender:
             elif channel.kind is WeightTransport.BROADCAST:
                 self._meeting = self._meeting or MeetingPoint(host, timeout_s)
                 self._ends.append(CollectiveSender(channel, self._meeting))
+            elif channel.kind is WeightTransport.IPC:
+                self._ends.append(IpcSender(channel, weights))
             else:
                 self._ends.append(SharedMemorySender(channel))
 
     @property
-    def addresses(self) -> dict[str, str]:
+    def addresses(self) -> dict[str, Any]:
         """Where the other ends find each channel, by its id."""
         return {channel.id: end.address for channel, end in zip(self._channels, self._ends, strict=True)}
 
@@ -106,7 +116,7 @@ class WeightReceiver:
     """
 
     def __init__(
-        self, channels: Sequence[Channel], addresses: Mapping[str, str], rank: int, host: str, timeout_s: float
+        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> None:
         self._ends: list[Receiver] = []
         self._whole: dict[str, torch.Tensor] = {}
@@ -120,6 +130,8 @@ class WeightReceiver:
                 if address not in stores:
                     stores[address] = join_meeting(address, timeout_s)
                 self._ends.append(CollectiveReceiver(channel, stores[address], number, host, timeout_s))
+            elif channel.kind is WeightTransport.IPC:
+                self._ends.append(IpcReceiver(channel, address))
             else:
                 self._ends.append(SharedMemoryReceiver(channel, address))
 

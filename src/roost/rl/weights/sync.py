@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roost.cluster import CollectiveManager
-from roost.errors import Finding, Fix, RolloutError, RoostError, WorkerDiedError, raise_problems
+from roost.errors import Finding, Fix, RolloutError, RoostError, WorkerDiedError, WorkerError, raise_problems
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.files import publish_version
+from roost.rl.weights.ipc import MovedError
 from roost.worker import GroupResult, PerRank
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class WeightSync:
         self._timeout_s = timeout_s
         self._connected: tuple[object, ...] | None = None
         self._channels: list[Channel] = []
+        self._gpus: list[tuple[str, ...]] = []
         self._members: list[tuple[EngineHandle, int]] = []
 
     def run(
@@ -91,7 +93,13 @@ class WeightSync:
             with clock.phase("connect"):
                 self._connect(engines)
         with clock.phase("transfer"):
-            self._transfer(version)
+            try:
+                self._transfer(version)
+            except WorkerError as error:
+                if not isinstance(error.__cause__, MovedError):
+                    raise
+                self._connect(engines)  # its memory has moved: map it where it is now
+                self._transfer(version)
         with clock.phase("commit"), held_back:
             self._commit(version, pause)
         sent: dict[str, int] = {}
@@ -110,7 +118,8 @@ class WeightSync:
         source = self._source()
         self._channels, self._members = [], []
         findings: list[Finding] = []
-        for number, targets in enumerate(_classes(engines, source, self._timeout_s)):
+        classes, seen = _classes(engines, source, self._timeout_s)
+        for number, targets in enumerate(classes):
             locations = tuple(engine.location(member) for engine, member in targets.members)
             replicas = len(targets.members) // targets.tensor_parallel
             side = Sharding(
@@ -128,7 +137,9 @@ class WeightSync:
                 sender: int, target: int, members: Sequence[tuple[EngineHandle, int]] = targets.members
             ) -> WeightTransport:
                 engine, member = members[target]
-                return _kind(engine.transport(member), source.locations[sender], engine.location(member))
+                kind = _kind(engine.transport(member), source.locations[sender], engine.location(member))
+                can_map = member == 0 and bool(self._gpus[sender]) and set(self._gpus[sender]) <= seen[engine.identity]
+                return WeightTransport.IPC if kind is WeightTransport.SHARED_MEMORY and can_map else kind
 
             prefix = f"{self.train.component}-weights-{number}"
             self._channels += make_channels(flow, kind_of, prefix, first)
@@ -143,6 +154,7 @@ class WeightSync:
         for description in described:
             for tensor in description.tensors:
                 tensors.setdefault(tensor.name, tensor)
+        self._gpus = [description.gpus for description in described]
         tp, pp = described[0].tensor_parallel, described[0].pipeline_parallel
         placements = self.train.plan.component(self.train.component).placements
         locations = tuple((p.cluster_node_rank, p.local_accelerator_rank) for p in placements)
@@ -152,7 +164,7 @@ class WeightSync:
         workers = self.train.workers
         own = [[channel for channel in self._channels if channel.source == rank] for rank in range(workers.world_size)]
         files = tensors if any(channel.kind is WeightTransport.FILE for channel in self._channels) else ()
-        addresses: dict[str, str] = {}
+        addresses: dict[str, Any] = {}
         for found in workers.open_channels(PerRank(own), files, self._folder, self._timeout_s).wait():
             addresses.update(found)
         collectives = CollectiveManager(self._cluster.managers)
@@ -202,6 +214,11 @@ class WeightSync:
         for engine, _ in self._members:
             engine.version = version
 
+    @property
+    def maps_memory(self) -> bool:
+        """Whether engines have mapped memory of the trainer's GPUs."""
+        return any(channel.kind is WeightTransport.IPC for channel in self._channels)
+
     def close(self) -> None:
         """Closes all channels, as far as their ends are alive."""
         collectives = CollectiveManager(self._cluster.managers)
@@ -220,9 +237,12 @@ class WeightSync:
         self._members, self._channels, self._connected = [], [], None
 
 
-def _classes(engines: Sequence[EngineHandle], source: Sharding, timeout_s: float) -> list[_Targets]:
-    """Engines whose members take the same tensors cut in the same way, together."""
+def _classes(
+    engines: Sequence[EngineHandle], source: Sharding, timeout_s: float
+) -> tuple[list[_Targets], dict[object, set[str]]]:
+    """Engines whose members take the same tensors cut in the same way, together; and the GPUs that each sees."""
     asked = [engine.describe() for engine in engines]
+    seen: dict[object, set[str]] = {}
     classes: dict[tuple[object, ...], _Targets] = {}
     for engine, result in zip(engines, asked, strict=True):
         described = result.wait(timeout_s)[0] if result is not None else WeightDescription(_whole(source.tensors))
@@ -233,7 +253,8 @@ def _classes(engines: Sequence[EngineHandle], source: Sharding, timeout_s: float
         key = (described.tensors, tp)
         targets = classes.setdefault(key, _Targets(described.tensors, tp))
         targets.members += [(engine, member) for member in range(tp)]
-    return list(classes.values())
+        seen[engine.identity] = set(described.gpus)
+    return list(classes.values()), seen
 
 
 def _whole(tensors: Sequence[TensorShards]) -> tuple[TensorShards, ...]:

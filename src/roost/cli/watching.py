@@ -1,0 +1,107 @@
+"""``roost status --watch``: frames, one after another, until somebody has seen enough."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+__all__ = ["Frame", "watch_lines", "watch_screen"]
+
+Frame = Callable[[int | None, int | None], Text]
+"""Draws what is now, in so many columns and lines; ``EOFError``: there is nothing to draw any more."""
+
+_ENDING_KEYS = frozenset("qQ\x03\x04")
+
+
+def watch_lines(draw: Callable[[], str], interval_s: float, count: int | None) -> None:
+    """Prints a frame per interval as lines: for files, pipes and scripts."""
+    number = 0
+    with contextlib.suppress(EOFError, KeyboardInterrupt), _ended_by_sigterm():
+        while True:
+            began = time.monotonic()
+            sys.stdout.write(f"{draw()}\n")
+            sys.stdout.flush()
+            number += 1
+            if count is not None and number >= count:
+                return
+            time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
+
+
+def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
+    """Draws frames in place, on a screen of its own, until ``q`` or Ctrl-C.
+
+    The terminal is as it was before, however this ends.
+    """
+    console = Console(highlight=False, emoji=False, markup=False)
+    number = 0
+    # Without automatic refreshes a frame is drawn whole and at once: a slow line shows no half ones.
+    screen = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(EOFError, KeyboardInterrupt), _ended_by_sigterm(), _keys() as pressed, screen as live:
+        while True:
+            began = time.monotonic()
+            width, height = console.size
+            frame = draw(width, height - 2)
+            live.update(Text("\n\n").join([frame, Text("q to quit", style="dim")]), refresh=True)
+            number += 1
+            if count is not None and number >= count:
+                return
+            if pressed(max(0.05, interval_s - (time.monotonic() - began))):
+                return
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM an end like Ctrl-C: Ray would print the stack of this process into the screen."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Reads single keys; gives a function that waits so many seconds, and tells whether to end."""
+    if not sys.stdin.isatty():
+
+        def wait(seconds: float) -> bool:
+            time.sleep(seconds)
+            return False
+
+        yield wait
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([descriptor], [], [], left)
+            if ready:
+                keys = os.read(descriptor, 64)
+                if not keys or _ENDING_KEYS & set(keys.decode(errors="ignore")):
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,156 @@
+"""What the live views share: who is on which accelerator, who needs a look first, and the words for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from roost.ranks import format_ranks
+from roost.report.states import STATES, AcceleratorStatus, JobStatus, RankStatus
+
+__all__ = [
+    "MARKS",
+    "Member",
+    "accelerators_of",
+    "all_ranks",
+    "crowds",
+    "doing",
+    "duration",
+    "headline",
+    "last_errors",
+    "printable",
+    "tally",
+    "usage_text",
+    "worst_first",
+]
+
+MARKS = {"dead": "!", "silent": "?", "starting": "+", "busy": "*", "ready": ""}
+"""What stands after a letter of the map: states can be told apart without colours."""
+
+_WORST = {state: index for index, state in enumerate(STATES)}
+
+
+def printable(text: object) -> str:
+    """A text of somebody else's in one line, without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(text))
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def doing(rank: RankStatus) -> str:
+    """What a rank is doing, in words."""
+    call = printable(rank.call)
+    if rank.state == "busy":
+        others = f" and {rank.running - 1} more" if rank.running > 1 else ""
+        return f"busy in {call}{others} for {duration(rank.since_s)}"
+    if rank.state == "silent":
+        was = f", was in {call}" if call else ""
+        return f"silent for {duration(rank.since_s)}{was}"
+    if rank.state == "dead":
+        was = f", was in {call}" if call else ""
+        return f"dead{was}" + (f": {printable(rank.reason)}" if rank.reason else "")
+    if rank.state == "starting" and rank.since_s:
+        return f"starting for {duration(rank.since_s)}"
+    return printable(rank.state)
+
+
+def accelerators_of(rank: RankStatus) -> str:
+    """``0-3``, or ``-``."""
+    return format_ranks(rank.accelerators) if rank.accelerators else "-"
+
+
+def usage_text(accelerator: AcceleratorStatus) -> str:
+    """``61.2 of 139.8 GiB, 97 % busy``; what nobody tells is not known."""
+    if accelerator.used_gib is None or accelerator.memory_gib is None:
+        return "not known"
+    text = f"{accelerator.used_gib:.1f} of {accelerator.memory_gib:.1f} GiB"
+    return text if accelerator.busy is None else f"{text}, {accelerator.busy:.0%} busy".replace("%", " %")
+
+
+def headline(job: JobStatus) -> str:
+    """Which job this is, whose, and when this was seen."""
+    owner = job.owner
+    who = f"{owner.get('user', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
+    seen = f", seen {time.strftime('%H:%M:%S', time.localtime(job.at))}" if job.at else ""
+    return printable(f"{job.namespace}: {job.machines}, {who}{seen}")
+
+
+def tally(counts: dict[str, int]) -> str:
+    """``1 dead, 3 busy, 12 ready``."""
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items()) or "no ranks"
+
+
+def all_ranks(job: JobStatus) -> Iterator[tuple[str, RankStatus]]:
+    """Every rank, with the name of its group."""
+    for group in job.groups:
+        for rank in group.workers:
+            yield group.name, rank
+
+
+def worst_first(job: JobStatus) -> list[tuple[str, RankStatus]]:
+    """Every rank: dead ones first, then silent ones, starting ones, and those that are busy longest."""
+    return sorted(all_ranks(job), key=lambda pair: (_WORST.get(pair[1].state, 0), -pair[1].since_s))
+
+
+def last_errors(job: JobStatus, limit: int) -> list[str]:
+    """The last error of each rank, the newest first, and how many are left out."""
+    found = [(rank.last_error, name, rank.rank) for name, rank in all_ranks(job) if rank.last_error is not None]
+    found.sort(key=lambda item: item[0].ago_s)
+    lines = [
+        f"{printable(name)}[{rank}], {duration(error.ago_s)} ago in {printable(error.call)}: {printable(error.error)}"
+        for error, name, rank in found[:limit]
+    ]
+    if len(found) > limit:
+        lines.append(f"… and of {len(found) - limit:,} more ranks")
+    return lines
+
+
+@dataclass(frozen=True)
+class Member:
+    """Ranks of one group on one accelerator, or on one node without any."""
+
+    group: str
+    state: str
+    count: int
+    ranks: tuple[int, ...]
+
+
+def crowds(job: JobStatus) -> dict[int, tuple[list[tuple[Member, ...]], tuple[Member, ...]]]:
+    """Node rank → who is on each of its accelerators, and who is there without one.
+
+    Of several ranks of a group in one place the worst state is told.
+    """
+    found: dict[int, dict[int, dict[str, list[RankStatus]]]] = {node.rank: {} for node in job.nodes}
+    for name, rank in all_ranks(job):
+        for place in rank.accelerators or (-1,):
+            found.setdefault(rank.node_rank, {}).setdefault(place, {}).setdefault(name, []).append(rank)
+    sizes = {node.rank: len(node.accelerators) for node in job.nodes}
+    crowded = {}
+    for node, places in found.items():
+        size = max([sizes.get(node, 0), *(place + 1 for place in places)])
+        cells = [_members(places.get(index, {})) for index in range(size)]
+        crowded[node] = (cells, _members(places.get(-1, {})))
+    return crowded
+
+
+def _members(groups: dict[str, list[RankStatus]]) -> tuple[Member, ...]:
+    return tuple(
+        Member(name, _worst(ranks), len(ranks), tuple(r.rank for r in ranks)) for name, ranks in groups.items()
+    )
+
+
+def _worst(ranks: Sequence[RankStatus]) -> str:
+    return min((rank.state for rank in ranks), key=lambda state: _WORST.get(state, 0))

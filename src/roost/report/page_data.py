@@ -1,0 +1,314 @@
+"""What a page needs to know of a plan, as small as it goes.
+
+Processes are not written one by one: consecutive nodes on which a component looks the same are one run, what a
+node looks like is written once (its *shape*), and environments are templates with slots. The page's script
+spells it all out. 8,192 like accelerators are a few kilobytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from roost.errors import Finding, RankError
+from roost.placement import Placement, PlacementMode
+from roost.placement.placement import make_placement
+from roost.placement.resources import collector_paused
+from roost.plan import ComponentPlan, Plan
+from roost.plan.environment import worker_environment
+from roost.plan.plan import ENGINE, TRAINER
+from roost.plan.routes import LINKS
+from roost.plan.weights import weight_flow
+from roost.ranks import parse_ranks
+from roost.report.letters import component_letters
+from roost.report.palette import paint_of
+from roost.report.racks import racks_of
+from roost.topology import Node
+
+__all__ = ["finding_rows", "page_data"]
+
+_LOOKS = attrgetter(
+    "local_hardware_ranks", "visible_accelerators", "local_accelerator_rank", "local_rank", "local_world_size",
+    "accelerator_type.name", "isolate_accelerator", "node_group_label",
+)  # fmt: skip
+_SLOTS = ("rank", "node_rank", "first", "local_rank", "local_world_size", "visible")
+"""What differs from process to process in an environment; the script knows them by index."""
+_TRAINERS = (TRAINER, "critic")
+_MOST_CELLS = 4096
+"""To how many accelerators a finding leads."""
+
+
+def page_data(plan: Plan) -> dict[str, Any]:
+    """Plain data for the page's script."""
+    with collector_paused():
+        return _page_data(plan)
+
+
+def _page_data(plan: Plan) -> dict[str, Any]:
+    shapes = _Shapes(plan)
+    letters = component_letters([component.name for component in plan.components])
+    return {
+        "mode": plan.mode.value,
+        "noun": plan.topology.noun,
+        "takesTurns": plan.mode is PlacementMode.COLLOCATED,
+        "nodes": _nodes(plan.topology.nodes),
+        "racks": [[rack.title, _spans(rack.node_ranks)] for rack in racks_of(plan.topology)],
+        "groups": [[group.label, _spans(group.node_ranks), group.hardware_type] for group in plan.topology.groups],
+        "components": [
+            _component(component, letters[component.name], paint_of(index), shapes)
+            for index, component in enumerate(plan.components)
+        ],
+        "shapes": shapes.found,
+        "templates": shapes.templates,
+        "flows": [flow for c in plan.components if c.role == ENGINE for flow in _flows(plan, c)],
+    }
+
+
+def _spans(ranks: Iterable[int]) -> list[int]:
+    """``[first, count, first, count, …]`` of ascending ranks."""
+    spans: list[int] = []
+    for rank in ranks:
+        if spans and spans[-2] + spans[-1] == rank:
+            spans[-1] += 1
+        else:
+            spans += [rank, 1]
+    return spans
+
+
+def _nodes(nodes: Sequence[Node]) -> dict[str, Any]:
+    kinds: dict[str, int] = {}
+    facts: list[dict[str, Any]] = []
+    rows: list[list[Any]] = []
+    before: tuple[Any, ...] = ()
+    kind = 0
+    for node in nodes:
+        ids = node.accelerator_ids
+        now = (ids, node.accelerator_type.name, node.accelerator_model, node.accelerator_memory_gib, node.cpus,
+               node.memory_gib, node.labels, node.hardware)  # fmt: skip
+        if now != before:
+            is_plain = ids == tuple(str(i) for i in range(len(ids)))
+            entry = {
+                "count": len(ids),
+                "ids": None if is_plain else ids,
+                "vendor": node.accelerator_type.name if ids else "",
+                "noun": node.accelerator_type.noun if ids else "",
+                "model": node.accelerator_model,
+                "card": node.accelerator_memory_gib,
+                "cpus": node.cpus,
+                "memory": node.memory_gib,
+                "labels": dict(sorted(node.labels.items())),
+                "hardware": [item.type for item in node.hardware],
+            }
+            kind = kinds.setdefault(repr(sorted(entry.items())), len(facts))
+            if kind == len(facts):
+                facts.append(entry)
+            before = now
+        row = [1, kind, node.name, node.address]
+        if rows and not node.name and not node.address and rows[-1][1:] == row[1:]:
+            rows[-1][0] += 1
+        else:
+            rows.append(row)
+    return {"kinds": facts, "rows": rows}
+
+
+class _Slot(int):
+    """A number that is written as the name of a slot: the template comes from the real function."""
+
+    def __new__(cls, index: int) -> _Slot:
+        return super().__new__(cls, 0)
+
+    def __init__(self, index: int) -> None:
+        self.text = f"\ufdd0{index}\ufdd1"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Shapes:
+    """How components look on nodes, each look once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.found: list[list[Any]] = []
+        self.templates: list[Any] = []
+        self._processes: list[list[Any]] = []
+        self._shape_of: dict[tuple[int, ...], int] = {}
+        self._template_of: dict[str, int] = {}
+        self._environment_of = {
+            group.label: {rank: index for index, given in enumerate(group.environments) for rank in given.node_ranks}
+            for group in plan.topology.groups
+        }
+
+    def runs(self, component: ComponentPlan) -> list[int]:
+        """``[first node, nodes, first node rank of the component, shape, …]``."""
+        runs: list[int] = []
+        known: dict[tuple[Any, ...], int] = {}
+        transports = component.transports or (None,) * component.world_size
+        for node, found in groupby(component.placements, key=attrgetter("cluster_node_rank")):
+            looks = []
+            for placement in found:
+                transport = transports[placement.rank]
+                key = (_LOOKS(placement), transport and transport.value, self._variables(placement))
+                number = known.get(key)
+                if number is None:
+                    number = known[key] = self._process(component, placement, transport and transport.value)
+                looks.append(number)
+            shape = self._shape_of.setdefault(tuple(looks), len(self.found))
+            if shape == len(self.found):
+                self.found.append([self._processes[number] for number in looks])
+            of_component = placement.placement_node_rank
+            if runs and runs[-1] == shape and runs[-4] + runs[-3] == node and runs[-2] + runs[-3] == of_component:
+                runs[-3] += 1
+            else:
+                runs += [node, 1, of_component, shape]
+        return runs
+
+    def _variables(self, placement: Placement) -> int:
+        """What tells apart the variables that a node group gives on its nodes."""
+        by_node = self._environment_of.get(placement.node_group_label)
+        return by_node.get(placement.cluster_node_rank, -1) if by_node else -1
+
+    def _process(self, component: ComponentPlan, placement: Placement, transport: str | None) -> int:
+        locals_, visible = list(placement.local_hardware_ranks), list(placement.visible_accelerators)
+        row = [
+            locals_,
+            0 if visible == [str(local) for local in locals_] else visible,
+            placement.local_accelerator_rank,
+            placement.local_rank,
+            placement.local_world_size,
+            self._template(component, placement),
+            transport or 0,
+        ]
+        self._processes.append(row)
+        return len(self._processes) - 1
+
+    def _template(self, component: ComponentPlan, placement: Placement) -> int:
+        """The environment with slots for what differs; texts stand for themselves, numbers for slots."""
+        slots = [_Slot(index) for index in range(len(_SLOTS))]
+        with_slots = make_placement(
+            slots[0],
+            placement.cluster_node_rank,
+            slots[1],
+            slots[2] if placement.local_accelerator_rank >= 0 else -1,
+            placement.accelerator_type,
+            slots[3],
+            slots[4],
+            (str(slots[5]),) if placement.visible_accelerators else (),
+            placement.isolate_accelerator,
+            placement.local_hardware_ranks,
+            placement.node_group_label,
+        )
+        group = self.plan.topology.group(placement.node_group_label)
+        texts = {str(slot): index for index, slot in enumerate(slots)}
+        variables = worker_environment(with_slots, component.world_size, group)
+        template = [
+            group.environment(placement.cluster_node_rank).interpreter,
+            placement.node_group_label,
+            [[name, texts.get(value, value)] for name, value in variables.items()],
+        ]
+        index = self._template_of.setdefault(repr(template), len(self.templates))
+        if index == len(self.templates):
+            self.templates.append(template)
+        return index
+
+
+def _component(component: ComponentPlan, letter: str, paint: tuple[str, str], shapes: _Shapes) -> dict[str, Any]:
+    return {
+        "name": component.name,
+        "role": component.role,
+        "letter": letter,
+        "paint": paint,
+        "size": component.world_size,
+        "rule": component.rule,
+        "groups": component.node_groups,
+        "share": component.gpu_share,
+        "cpus": component.cpus,
+        "memory": component.memory_gib,
+        "tp": component.tensor_parallel,
+        "pp": component.pipeline_parallel,
+        "members": component.processes_per_engine,
+        "isEngine": component.role == ENGINE,
+        "isReserved": component.placeholder,
+        "trains": component.role != ENGINE,
+        "generates": component.role not in _TRAINERS,
+        "runs": shapes.runs(component),
+    }
+
+
+def _flows(plan: Plan, engine: ComponentPlan) -> list[dict[str, Any]]:
+    """How weights get to a component: the symbolic pieces of its transfer plan."""
+    flow = weight_flow(plan, engine.name)
+    if flow is None:
+        return []
+    names = [component.name for component in plan.components]
+    source = next(c.name for c in plan.components if c.role == TRAINER and not c.placeholder)
+    sides = [(side.tp, side.pp, side.dp, side.order) for side in (flow.source, flow.target)]
+    pieces: dict[tuple[int, ...], list[Any]] = {}
+    for piece in flow.pieces:
+        ends = (piece.source_tp, piece.source_stage, piece.target_tp, piece.target_stage)
+        found = pieces.setdefault((*ends, id(piece.routes)), [*ends, 0, piece.routes])
+        found[4] += piece.nbytes
+    return [
+        {
+            "source": names.index(source),
+            "target": names.index(engine.name),
+            "sides": sides,
+            "pieces": [
+                [*head, [n for r in routes for n in (r.start, r.stop, r.step, r.source, r.source_step, LINKS.index(r.link))]]
+                for *head, routes in pieces.values()
+            ],
+        }
+    ]  # fmt: skip
+
+
+# Findings ----------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"\bnodes? (\d[\d,-]*)(?: (?:GPU|NPU|XPU|accelerator|[A-Za-z]+) (\d[\d,-]*))?")
+
+
+def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Problems and notes, with the accelerators, nodes and components that their texts name."""
+    return [
+        {
+            "code": finding.code,
+            "is_problem": finding.is_problem,
+            "message": finding.message,
+            "place": str(finding.place) if finding.place is not None else "",
+            "rule": finding.rule,
+            "fixes": [(fix.text, fix.paste) for fix in finding.fixes],
+            "cells": _cells(plan, finding.message),
+            "components": _components(plan, finding),
+        }
+        for finding in findings
+    ]
+
+
+def _cells(plan: Plan, message: str) -> list[list[int]]:
+    """(node, accelerator) of all that a message names; the accelerator is -1 for a whole node."""
+    found: list[list[int]] = []
+    for match in _PLACE.finditer(message):
+        try:
+            nodes = _below(parse_ranks(match[1].rstrip(",-")), plan.topology.num_nodes)
+            ranges = parse_ranks(match[2].rstrip(",-")) if match[2] else ()
+        except RankError:
+            continue
+        for node in nodes:
+            there = plan.topology.nodes[node].num_accelerators
+            found += [[node, local] for local in _below(ranges, there)] if ranges else [[node, -1]]
+            if len(found) >= _MOST_CELLS:
+                return found[:_MOST_CELLS]
+    return found
+
+
+def _below(ranges: Iterable[range], end: int) -> list[int]:
+    return [rank for ranks in ranges for rank in range(ranks.start, min(ranks.stop, end))]
+
+
+def _components(plan: Plan, finding: Finding) -> list[str]:
+    """The components that a finding begins with, or whose lines it points at."""
+    words = {word.strip() for word in finding.message.partition(":")[0].split(",")}
+    path = finding.place.path.split(".") if finding.place is not None else []
+    return [c.name for c in plan.components if c.name in words or c.name in path]
