@@ -182,6 +182,30 @@ def test_ranks_that_start_are_seen(cluster: roost.Cluster, tmp_path: Path, event
     eventually(lambda: all(g.name != "hesitant" for job in watcher.look() for g in job.groups))
 
 
+def test_who_looks_again_and_again_asks_ranks_of_a_node_in_turn(
+    cluster: roost.Cluster, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    with Sleeper.create_group().launch(cluster, roost.PackedPlacementStrategy(0, 2), name="turns") as found:
+        result = found.execute_on(2).sleep(str(tmp_path / "go"))
+        eventually(lambda: found.states()[2]["state"] == "busy")
+        watcher = Watcher(interval_s=0.25)  # one question per look and node
+        assert [rank.state for rank in ranks_of(watcher.look(), "turns")] == ["ready", "ready", "busy"]
+        (job,) = watcher._jobs.values()
+        ranks = job.groups["turns"][2]
+        before = ranks_of(watcher.look(), "turns")[2].since_s
+        answered = []
+        for _ in range(6):
+            times = [rank.answered_at for rank in ranks]
+            after = ranks_of(watcher.look(), "turns")[2].since_s
+            answered.append([rank.answered_at > time for rank, time in zip(ranks, times, strict=True)].index(True))
+            assert sum(rank.answered_at > time for rank, time in zip(ranks, times, strict=True)) == 1
+            assert after > before  # also where it was not asked
+            before = after
+        assert sorted(answered) == [0, 0, 1, 1, 2, 2]
+        (tmp_path / "go").touch()
+        result.wait()
+
+
 def test_a_group_that_is_launched_again_is_another(cluster: roost.Cluster) -> None:
     watcher = Watcher()
     for _ in range(2):
