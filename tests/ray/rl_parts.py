@@ -289,6 +289,14 @@ class Sick(Talker):
         return TorchEngine.logs(self)
 
 
+class Polite(Talker):
+    """Says in a file of its folder that it was stopped."""
+
+    def stop(self) -> None:
+        super().stop()
+        Path(self._folder, "said").write_text("stopped")
+
+
 class Stillborn(Talker):
     """Does not start on its last member; the others would wait for it."""
 

@@ -16,6 +16,7 @@ from processes import alive, ray_state, wait_for
 from ray_drivers import Driver
 from rl_parts import (
     Pair,
+    Polite,
     Sick,
     Started,
     Stillborn,
@@ -375,6 +376,14 @@ def test_an_engine_whose_start_raises(job: roost.Cluster) -> None:
     assert "LookupError: no model to be found" in text
     assert "in start" in text, "the traceback"
     wait_for(lambda: ray_state() == before, "as it was before, though another member was still waiting")
+
+
+def test_engines_are_stopped_before_their_processes_end(job: roost.Cluster, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    plan = roost.Plan.resolve(job_of(calm={"placement": "15", "role": "rollout"}), job)
+    with RolloutManager(job, plan, functools.partial(Polite, str(tmp_path)), router=None, name="calm"):
+        assert not said.exists()
+    assert said.read_text() == "stopped"
 
 
 def test_nothing_to_start(job: roost.Cluster, plan: roost.Plan) -> None:

@@ -158,10 +158,6 @@ class EngineWorker(Worker):
         described = self.engine.describe_weights().items()
         return {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in described if 0 in shape}
 
-    def version(self) -> int:
-        """The version that the engine serves."""
-        return self.engine.version
-
     def close_receiver(self) -> None:
         """Leaves the channels."""
         if self._receiver is not None:

@@ -51,11 +51,6 @@ class Hub(Worker):
         """Calls the router."""
         return getattr(self._router, method)(*args) if self._router is not None else None
 
-    def stop_router(self) -> None:
-        """Ends the router."""
-        if self._router is not None:
-            self._router.stop()
-
 
 def call_hub(hub: WorkerGroup, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a part of the hub; its errors arrive as they are."""

@@ -40,6 +40,8 @@ __all__ = ["RolloutManager"]
 ROLE = "rollout"
 WATCH_S = 1.0
 ABORT_S = 0.2
+STOP_S = 10.0
+"""How long engines may take to stop."""
 
 
 class RolloutManager:
@@ -418,6 +420,7 @@ class RolloutManager:
         if self._sync is not None:
             with contextlib.suppress(RoostError):
                 self._sync.close()
+        self._stop_engines()
         for group in self._groups:
             with contextlib.suppress(RoostError):
                 group.close()
@@ -425,6 +428,17 @@ class RolloutManager:
             self._cluster.release(token)
         if self._own_folder:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def _stop_engines(self) -> None:
+        """Lets engines end by themselves; those that do not in time end with their processes."""
+        stopping = []
+        for engine in self._engines:
+            if isinstance(engine, EngineHandle) and engine.is_alive:
+                stopping.append(engine.call_all("stop_engine"))
+        deadline = time.monotonic() + STOP_S
+        for result in stopping:
+            with contextlib.suppress(RoostError):
+                result.wait(max(0.1, deadline - time.monotonic()))
 
     def __enter__(self) -> RolloutManager:
         return self
