@@ -83,6 +83,11 @@ def test_the_doctor_names_who_uses_a_gpu(machine: roost.Cluster) -> None:
         checks = {check.question: check for check in examine(order_nodes(measure_nodes(alive_nodes(), 60)))}
         print(checks)
         assert checks["accelerators"].is_well
+        card = machine.get_node_info(0).accelerators[0]
+        assert card.model in checks["GPU 0"].finding
+        assert card.uuid in checks["GPU 0"].finding
+        assert f"of {card.memory_gib:.1f} GiB used" in checks["GPU 0"].finding
+        assert "% busy" in checks["GPU 0"].finding
         assert not checks["busy"].is_well
     finally:
         holder.communicate("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 import types
@@ -17,6 +18,7 @@ from processes import is_alive, run_driver, wait_for
 import roost
 from roost.errors import CallTimeoutError
 from roost.testing import LocalRay
+from roost.worker.results import LaneResult
 
 WORLD = 3
 
@@ -38,6 +40,10 @@ class Caller(roost.Worker):
     def nap(self, seconds: float) -> int:
         time.sleep(seconds)
         return self.rank
+
+    def moment(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return time.monotonic()
 
     async def later(self, seconds: float) -> int:
         await asyncio.sleep(seconds)
@@ -96,6 +102,21 @@ class Caller(roost.Worker):
 
     def pid(self) -> int:
         return os.getpid()
+
+
+class SlowToLoad:
+    """A number of seconds that takes as long to be unpickled, and is 0 then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_slept, (self.seconds,))
+
+
+def _slept(seconds: float) -> float:
+    time.sleep(seconds)
+    return 0.0
 
 
 class UnpicklableError(Exception):
@@ -372,3 +393,51 @@ roost.Cluster().close()
     ]
     assert group.hello().wait() == [0, 1, 2], "the job goes on when the other process ends"
     assert all(is_alive(pid) for pid in group.pid().wait())
+
+
+def test_calls_through_a_lane_wait_for_those_before_them(group: roost.WorkerGroup) -> None:
+    group.open_lanes([0, 1])
+    slow = group.execute_on(0).moment(0.3)
+    after = group.begin(0, "moment", 0.0)
+    assert not after.done()
+    assert after.wait(30) > slow.wait()
+    lane = group.begin(1, "echo", 1, "two")
+    assert isinstance(lane, LaneResult)
+    assert lane.wait(30) == [(1, (1, "two"), {})]
+    first, second = group.begin(1, "moment", 0.3), group.begin(1, "moment", 0.0)
+    assert second.wait(30) > first.wait(30)
+    assert isinstance(group.begin(2, "hello"), roost.GroupResult)  # it has no lane, and is called through Ray
+
+
+def test_calls_do_not_overtake_one_whose_arguments_are_still_loaded(group: roost.WorkerGroup) -> None:
+    group.open_lanes([0])
+    slow = group.execute_on(0).moment(SlowToLoad(1.0))
+    assert group.begin(0, "moment", 0.0).wait(30) > slow.wait(30)
+
+
+def test_calls_through_a_lane_need_not_wait(group: roost.WorkerGroup) -> None:
+    group.open_lanes([1])
+    slow = group.execute_on(1).nap(1.0)
+    assert group.begin(1, "hello", in_order=False).wait(30) == [1]
+    assert not slow.done()
+    slow.wait()
+
+
+def test_an_exception_comes_through_a_lane_as_it_does_through_ray(group: roost.WorkerGroup) -> None:
+    group.open_lanes([1])
+    with pytest.raises(roost.WorkerError, match=r"callers\[1\] on node 1: fail\(\) raised KeyError") as caught:
+        group.begin(1, "fail", 1).wait(30)
+    assert caught.value.rank == 1
+    assert "the_one_that_raises" in caught.value.remote_traceback
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(roost.CallTimeoutError, match=r"nap\(\): rank 1 did not end within 0.05 s"):
+        group.begin(1, "nap", 0.5).wait(0.05)
+
+
+def test_a_worker_that_dies_ends_a_call_through_its_lane(job: roost.Cluster) -> None:
+    with Caller.create_group().launch(job, roost.FlexiblePlacementStrategy([[8]]), name="mortal") as mortal:
+        mortal.open_lanes([0])
+        call = mortal.begin(0, "nap", 30.0)
+        os.kill(mortal.execute_on(0).states([0])[0]["pid"], signal.SIGKILL)
+        with pytest.raises(roost.WorkerDiedError, match=r"mortal\[0\] on node 2 died during nap\(\)"):
+            call.wait(30)

@@ -49,6 +49,7 @@ def examine(nodes: Sequence[NodeInfo]) -> list[Check]:
                 f"use Python {_minor(head.python_version)} on this node",
             ),
             _accelerators(node),
+            *_cards(node),
             _busy(node),
             _clock(node),
             Check(
@@ -87,6 +88,20 @@ def _accelerators(node: NodeInfo) -> Check:
         text = f"Ray counts {what}; the driver library sees {node.num_detected}"
         return Check(node.rank, "accelerators", False, text, f"ray start --num-gpus={node.num_detected} …")
     return Check(node.rank, "accelerators", True, f"{what}, made up: no driver library knows them")
+
+
+def _cards(node: NodeInfo) -> list[Check]:
+    """What the driver library says of each."""
+    rows = []
+    for device in node.accelerators if node.accelerators_are_real else ():
+        facts = [device.model]
+        if device.memory_gib is not None and device.used_gib is not None:
+            facts.append(f"{device.used_gib:.1f} of {device.memory_gib:.1f} GiB used")
+        if device.busy is not None:
+            facts.append(f"{device.busy:.0%} busy")
+        found = ", ".join(fact for fact in (*facts, device.uuid) if fact)
+        rows.append(Check(node.rank, f"{node.accelerator_type.noun} {device.id}", True, found))
+    return rows
 
 
 def _busy(node: NodeInfo) -> Check:

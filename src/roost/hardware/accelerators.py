@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["AcceleratorType", "Device", "Usage", "register_accelerator"]
+__all__ = ["AcceleratorType", "Device", "Holder", "Usage", "register_accelerator"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Device:
         memory_gib: Its memory.
         used_gib: How much of that is in use.
         pids: Processes that use it.
+        busy: Share of the last moments in which it computed, from 0 to 1; ``None`` where that cannot be told.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Device:
     memory_gib: float | None = None
     used_gib: float | None = None
     pids: tuple[int, ...] = ()
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,21 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """A process that holds memory of an accelerator.
+
+    Attributes:
+        uuid: The accelerator.
+        pid: The process, as the driver counts.
+        used_gib: How much it holds; ``None`` where the driver does not tell.
+    """
+
+    uuid: str
+    pid: int
+    used_gib: float | None = None
+
+
+@dataclass(frozen=True)
 class AcceleratorType:
     """A vendor's accelerators: what they are called and how a process is shown some of them.
 
@@ -66,6 +83,7 @@ class AcceleratorType:
         detect: Finds them on this node through the driver library; loads it only when called.
         visible_uuids: What this process really sees, by uuid; ``None`` where that cannot be told.
         usage: How much of each accelerator of this node is used now; cheap enough to ask every second.
+        holders: The processes that hold memory of accelerators of this node.
     """
 
     name: str
@@ -77,6 +95,7 @@ class AcceleratorType:
     detect: Callable[[], list[Device]] | None = field(default=None, compare=False, repr=False)
     visible_uuids: Callable[[], list[str] | None] | None = field(default=None, compare=False, repr=False)
     usage: Callable[[], list[Usage]] | None = field(default=None, compare=False, repr=False)
+    holders: Callable[[], list[Holder]] | None = field(default=None, compare=False, repr=False)
 
     if TYPE_CHECKING:
         NVIDIA: ClassVar[AcceleratorType]

@@ -13,6 +13,7 @@ from roost.rl.buffer import DataBuffer
 from roost.rl.lock import HeldLock, Kind, LeaseLock
 from roost.rl.router import Router
 from roost.worker import Worker, WorkerGroup
+from roost.worker.lane import LaneAddress, LaneClient, LaneServer
 
 __all__ = ["CONCURRENCY", "BufferClient", "Hub", "LockClient", "call_hub"]
 
@@ -27,8 +28,10 @@ class Hub(Worker):
         self._buffer = DataBuffer(capacity)
         self._lock = LeaseLock(lock_ttl_s)
         self._router: Router | None = None
+        host = str(ray.util.get_node_ip_address())
+        self._lane = LaneServer(self._lock, host)
         if router is not None:
-            self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
+            self._router = Router(host=host, **router)
             self._router.start()
 
     def status_note(self) -> str:
@@ -46,6 +49,10 @@ class Hub(Worker):
     def lock(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls the lock."""
         return getattr(self._lock, method)(*args, **kwargs)
+
+    def lane(self) -> LaneAddress:
+        """A shorter way to the lock."""
+        return self._lane.address
 
     def router(self, method: str, *args: Any) -> Any:
         """Calls the router."""
@@ -84,6 +91,7 @@ class LockClient:
 
     def __init__(self, hub: WorkerGroup) -> None:
         self._hub = hub
+        self._lane = LaneClient(hub.lane().wait()[0])
         self._ttl_s: float = self.state()["ttl_s"]
 
     @staticmethod
@@ -101,10 +109,19 @@ class LockClient:
 
     def state(self) -> Any:
         """Who holds it, and who waits."""
-        return call_hub(self._hub, "lock", "state")
+        return self._call("state")
+
+    def _call(self, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
+        otherwise = partial(call_hub, self._hub, "lock")
+        return self._lane.call(otherwise, method, *args, timeout_s=timeout_s)
 
     def _hold(self, kind: Kind, holder: str, timeout_s: float) -> HeldLock:
-        acquire, renew, release = (
-            partial(call_hub, self._hub, "lock", verb) for verb in ("acquire", "renew", "release")
+        return HeldLock(
+            partial(self._call, "acquire", timeout_s=timeout_s),
+            partial(self._call, "renew"),
+            partial(self._call, "release"),
+            kind,
+            holder,
+            timeout_s=timeout_s,
+            ttl_s=self._ttl_s,
         )
-        return HeldLock(acquire, renew, release, kind, holder, timeout_s=timeout_s, ttl_s=self._ttl_s)

@@ -276,14 +276,17 @@ class HeldLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_certain = self.is_held
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(self.ttl_s)
+        if self._thread is not None and not is_certain:
+            self._thread.join(self.ttl_s)  # until it is known whether the lease was lost
         if self.lost is None:
             try:
                 self._release(self._token)
             except Exception as problem:
                 self._lose(problem)
+            else:
+                return  # it was held until now; a renewal that comes too late says nothing
         else:  # it may still hold: who lost it need not be who was asked
             with contextlib.suppress(Exception):
                 self._release(self._token)

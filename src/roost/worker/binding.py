@@ -9,6 +9,7 @@ from typing import Any
 from roost.cluster.nodes import NodeInfo
 from roost.errors import AttestationError, Finding
 from roost.plan import Plan, Process
+from roost.worker.strangers import Stranger
 
 __all__ = ["Attestation", "Binding", "compare"]
 
@@ -25,6 +26,7 @@ class Attestation:
         interpreter: The Python that runs it.
         visible: What the visible-devices variable says in it.
         uuids: What the driver library really shows it; ``None`` where there is none to ask.
+        strangers: Processes of others that hold memory of the node's accelerators, where it was asked to look.
     """
 
     rank: int
@@ -34,6 +36,7 @@ class Attestation:
     interpreter: str
     visible: str | None
     uuids: tuple[str, ...] | None
+    strangers: tuple[Stranger, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ class CallRecord:
         self._ended.append((number, name, began, ended, text))
         return ended - began
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs."""
+        return bool(self._running)
+
     def longest(self) -> tuple[str, float, int]:
         """Of the calls that run: the name of the one that runs longest, for how long, and how many they are."""
         running = list(self._running.values())

@@ -13,7 +13,8 @@ import ray
 from roost.cluster import Cluster
 from roost.errors import ClusterError, Finding, PlacementError, WorkerError
 from roost.worker.binding import Binding
-from roost.worker.results import GroupResult
+from roost.worker.lane import LaneClient
+from roost.worker.results import GroupResult, LaneResult, failure_of
 
 __all__ = ["PerRank", "WorkerGroup", "end_workers"]
 
@@ -48,6 +49,9 @@ class WorkerGroup:
         self._node_ranks = list(node_ranks)
         self._methods = frozenset(methods)
         self._chosen: tuple[int, ...] | None = None
+        self._sent = [0] * self.world_size
+        self._lanes: dict[int, LaneClient] = {}
+        self._last: dict[int, ray.ObjectRef] = {}
         self._is_open = True
 
     @staticmethod
@@ -106,7 +110,53 @@ class WorkerGroup:
                 own_args = tuple(_for_rank(value, index, len(ranks)) for value in args)
                 own_kwargs = {key: _for_rank(value, index, len(ranks)) for key, value in kwargs.items()}
             refs.append(getattr(self._handles[rank], how).remote(method, own_args, own_kwargs))
+            self._sent[rank] += 1
+            if rank in self._lanes:
+                self._last[rank] = refs[-1]
         return refs
+
+    def open_lanes(self, ranks: Sequence[int]) -> None:
+        """Makes a shorter way for :meth:`begin` to some workers, whose calls until now have ended.
+
+        Raises:
+            WorkerError: Where one has none, or is gone.
+        """
+        missing = [rank for rank in ranks if rank not in self._lanes]
+        for rank, ref in [(rank, self._handles[rank].open_lane.remote()) for rank in missing]:
+            try:
+                self._lanes[rank] = LaneClient(ray.get(ref))
+            except ray.exceptions.RayError as error:
+                raise failure_of(self, rank, error, "opening a lane") from error
+
+    def begin(self, rank: int, method: str, *args: Any, in_order: bool = True) -> GroupResult | LaneResult:
+        """Calls a method of one worker by the shortest way that there is.
+
+        Args:
+            rank: The worker.
+            method: The method.
+            args: Its arguments.
+            in_order: Whether it waits for all calls that were made before it, as calls through Ray do on workers
+                that take one at a time.
+        """
+        lane = self._lanes.get(rank)
+        if lane is not None and (not in_order or self._has_ended(rank)):
+            try:
+                after = self._sent[rank] if in_order else -1
+                call = lane.begin("call_in_lane", method, args, after)
+            except OSError:
+                del self._lanes[rank]
+            else:
+                self._sent[rank] += 1
+                return LaneResult(self, method, rank, call)
+        return self.execute_on(rank)._call(method, args, {})
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether the last call through Ray has; the next one would overtake it in a lane while its arguments load."""
+        ref = self._last.get(rank)
+        if ref is not None and not ray.wait([ref], timeout=0, fetch_local=False)[0]:
+            return False
+        self._last.pop(rank, None)
+        return True
 
     def execute_on(self, *ranks: int) -> WorkerGroup:
         """The same group, of which only these ranks are called: ``group.execute_on(0, 3).save()``."""
@@ -118,6 +168,7 @@ class WorkerGroup:
             self._cluster, self.name, self._handles, self._node_ranks, tuple(self._methods), self.binding
         )
         part._chosen = tuple(ranks)
+        part._sent, part._lanes, part._last = self._sent, self._lanes, self._last
         return part
 
     # Watching ------------------------------------------------------------------------------

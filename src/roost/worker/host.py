@@ -31,11 +31,15 @@ from roost.worker import warden
 from roost.worker.binding import Attestation
 from roost.worker.calls import CONSTRUCTOR, CallRecord
 from roost.worker.context import WorkerContext, install_context
+from roost.worker.lane import LaneAddress, LaneServer
+from roost.worker.strangers import find_strangers
 from roost.worker.worker import Worker
 
 __all__ = ["Host"]
 
 NOTE_LENGTH = 200
+IDLE_S = 0.2
+"""After so long without a call, none is on its way."""
 _PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "MANPATH")
 
 
@@ -51,6 +55,7 @@ class Host:
         self._began = time.monotonic()
         self._looping = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lane: LaneServer | None = None
         marker = uuid.uuid4().hex
         os.environ["ROOST_WORKER"] = marker
         set_environment(environment)
@@ -66,12 +71,18 @@ class Host:
     # Control lane --------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
-    def attest(self) -> tuple[Attestation, int]:
-        """What this process finds, and the port that rank 0 leased."""
+    def attest(self, looks_for_strangers: bool = False, own: Sequence[int] = ()) -> tuple[Attestation, int]:
+        """What this process finds, and the port that rank 0 leased.
+
+        Args:
+            looks_for_strangers: Whether it sees who holds memory of this node's accelerators.
+            own: Processes that are no strangers.
+        """
         context = ray.get_runtime_context()
         variable = self._type.visible_devices_variable if self._type else ""
         ask = self._type.visible_uuids if self._type else None
         uuids = ask() if ask is not None else None
+        holders = self._type.holders if self._type and looks_for_strangers else None
         attestation = Attestation(
             self._rank,
             context.get_node_id(),
@@ -80,6 +91,7 @@ class Host:
             sys.executable,
             os.environ.get(variable) if variable else None,
             tuple(uuids) if uuids is not None else None,
+            tuple(find_strangers(holders(), own)) if holders is not None else (),
         )
         return attestation, self._port.port if self._port else 0
 
@@ -113,6 +125,13 @@ class Host:
     def timeline(self, last_s: float) -> dict[str, Any]:
         """The calls of the last seconds; see :meth:`CallRecord.timeline`."""
         return self._record.timeline(last_s)
+
+    @ray.method(concurrency_group="control")
+    def open_lane(self) -> LaneAddress:
+        """A shorter way for calls."""
+        if self._lane is None:
+            self._lane = LaneServer(self, str(ray.util.get_node_ip_address()))
+        return self._lane.address
 
     @ray.method(concurrency_group="control")
     def clock(self) -> float:
@@ -167,6 +186,20 @@ class Host:
     def call_value(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """As :meth:`call`, without how long it took."""
         return self.call(method, args, kwargs)[0]
+
+    def call_in_lane(self, method: str, args: tuple[Any, ...], after: int) -> Any:
+        """As :meth:`call_value`, through the lane: once so many calls were begun, and none runs; -1: at once.
+
+        Calls that never begin, because their arguments cannot be had, are not waited for.
+        """
+        idle_since = time.monotonic()
+        while after >= 0 and (self._record.is_busy or self._record.started < after):
+            if self._record.is_busy:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > IDLE_S:
+                break
+            time.sleep(5e-5)
+        return self.call(method, args, {})[0]
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Waits for a coroutine. All of a worker share one loop, also those of calls that run at once."""

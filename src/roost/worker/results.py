@@ -12,11 +12,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError
 
 from roost.errors import CallTimeoutError, Finding, Fix, RoostError, WorkerDiedError, WorkerError
+from roost.worker.calls import describe_error
+from roost.worker.lane import LaneCall, LaneError
 
 if TYPE_CHECKING:
     from roost.worker.group import WorkerGroup
 
-__all__ = ["GroupResult", "failure_of"]
+__all__ = ["GroupResult", "LaneResult", "failure_of"]
 
 
 class GroupResult:
@@ -108,6 +110,41 @@ class GroupResult:
         message = f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within {timeout:g} s"
         fixes = (Fix("see where they are", "group.stacks()"),)
         return CallTimeoutError([Finding("W203", message, context=lines, fixes=fixes)])
+
+
+class LaneResult:
+    """What a call through a lane will give; it is waited for like others."""
+
+    def __init__(self, group: WorkerGroup, method: str, rank: int, call: LaneCall) -> None:
+        self._group = group
+        self._method = method
+        self._rank = rank
+        self._call = call
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """As :meth:`GroupResult.wait`."""
+        group, rank = self._group, self._rank
+        what = f"{group.name}[{rank}] on node {group.node_rank_of(rank)}"
+        try:
+            return [self._call.result(timeout)]
+        except LaneError as error:
+            message = f"{what}: {self._method}() raised {describe_error(error.cause)}"
+            finding = Finding("W201", message)
+            raise WorkerError([finding], group.name, rank, group.node_rank_of(rank), error.trace) from error.cause
+        except TimeoutError:
+            message = f"{group.name}.{self._method}(): rank {rank} did not end within {timeout:g} s"
+            raise CallTimeoutError([Finding("W203", message)]) from None
+        except (OSError, EOFError) as error:
+            finding = Finding("W202", f"{what} died during {self._method}(): its connection has ended")
+            raise WorkerDiedError([finding], group.name, rank, group.node_rank_of(rank)) from error
+
+    def done(self) -> bool:
+        """Whether it has finished, well or not."""
+        return self._call.done()
+
+    def forget(self) -> None:
+        """Nobody wants what it gives."""
+        self._call.forget()
 
 
 def _doing(state: dict[str, Any]) -> str:

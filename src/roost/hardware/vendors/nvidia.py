@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from roost.hardware.accelerators import AcceleratorType, Device, Usage, register_accelerator
+from roost.hardware.accelerators import AcceleratorType, Device, Holder, Usage, register_accelerator
 
 
 def _detect() -> list[Device]:
@@ -32,6 +32,7 @@ def _detect() -> list[Device]:
                     round(memory.total / 2**30, 1),
                     round(memory.used / 2**30, 1),
                     tuple(sorted(user.pid for user in users)),
+                    _busy(handle),
                 )
             )
         return devices
@@ -61,6 +62,16 @@ def _visible_uuids() -> list[str] | None:
     return uuids
 
 
+def _busy(handle: Any) -> float | None:
+    """Share of the last moments in which a GPU computed."""
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    except pynvml.NVMLError:  # such as a slice of a GPU
+        return None
+
+
 @functools.cache
 def _known_devices() -> list[tuple[str, str, Any]]:
     """Number, UUID and handle of each GPU. The library stays open: opening it costs more than all questions."""
@@ -84,11 +95,23 @@ def _usage() -> list[Usage]:
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         except pynvml.NVMLError:
             continue
+        found.append(Usage(index, uuid, round(memory.total / 2**30, 1), round(memory.used / 2**30, 1), _busy(handle)))
+    return found
+
+
+def _holders() -> list[Holder]:
+    """Who holds memory of the GPUs of this node."""
+    found = []
+    for _, uuid, handle in _known_devices():
+        import pynvml
+
         try:
-            busy: float | None = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        except pynvml.NVMLError:  # such as a slice of a GPU
-            busy = None
-        found.append(Usage(index, uuid, round(memory.total / 2**30, 1), round(memory.used / 2**30, 1), busy))
+            users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except pynvml.NVMLError:
+            continue
+        for user in users:
+            used = None if user.usedGpuMemory is None else round(user.usedGpuMemory / 2**30, 1)
+            found.append(Holder(uuid, int(user.pid), used))
     return found
 
 
@@ -102,5 +125,6 @@ NVIDIA = register_accelerator(
         detect=_detect,
         visible_uuids=_visible_uuids,
         usage=_usage,
+        holders=_holders,
     )
 )

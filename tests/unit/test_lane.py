@@ -1,0 +1,134 @@
+"""A short way for calls; here to a lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from roost.errors import RoostError
+from roost.rl.lock import LeaseLock
+from roost.worker.lane import LaneAddress, LaneClient, LaneError, LaneServer
+
+
+def never(method: str, *args: Any) -> Any:
+    raise AssertionError(f"{method} went another way")
+
+
+def test_calls_and_their_errors_come_through() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    client = LaneClient(server.address)
+    token = client.call(never, "acquire", "exclusive", "one", 1.0, timeout_s=1.0)
+    assert client.call(never, "state")["ttl_s"] == 10.0
+    with pytest.raises(RoostError, match="waited"):
+        client.call(never, "acquire", "shared", "two", 0.05, timeout_s=0.05)
+    client.call(never, "release", token)
+    with pytest.raises(RoostError, match="ended"):
+        client.call(never, "release", token)
+    server.close()
+
+
+def test_those_who_wait_do_not_hold_up_others() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    client = LaneClient(server.address)
+    token = client.call(never, "acquire", "exclusive", "one", 1.0)
+    waiting = [threading.Thread(target=client.call, args=(never, "acquire", "shared", str(n), 30.0)) for n in range(80)]
+    for thread in waiting:
+        thread.start()
+    client.call(never, "renew", token)
+    client.call(never, "release", token)
+    for thread in waiting:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in waiting)
+    server.close()
+
+
+def test_without_a_lane_calls_go_the_other_way() -> None:
+    def other(method: str, *args: Any) -> Any:
+        return (method, *args)
+
+    assert LaneClient(None).call(other, "renew", 3) == ("renew", 3)
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    address = server.address
+    wrong = LaneAddress(address.host, address.port, b"another key")
+    assert LaneClient(wrong).call(other, "renew", 3) == ("renew", 3)
+    client = LaneClient(address)
+    client.call(other, "state")
+    server.close()
+    client._free[0].connection.close()  # as if the hub were gone
+    assert client.call(other, "renew", 3) == ("renew", 3)
+
+
+def test_an_answer_that_nobody_wants_is_not_given_to_the_next() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    client = LaneClient(server.address)
+    first = client.begin("acquire", "exclusive", "one", 1.0)
+    first.forget()
+    assert client.call(never, "state")["ttl_s"] == 10.0
+    assert len(client._free) == 1
+    server.close()
+
+
+def test_what_a_method_raises_comes_with_its_traceback() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    with pytest.raises(LaneError) as caught:
+        LaneClient(server.address).begin("acquire").result(10.0)
+    assert isinstance(caught.value.cause, TypeError)
+    assert "acquire()" in caught.value.trace
+    server.close()
+
+
+DYING = """
+import os, time
+from roost.worker.lane import LaneServer
+class Target:
+    def die(self):
+        os._exit(1)
+class Own(Exception):
+    pass
+def fail(self):
+    raise Own("of a class that is in this program only")
+Target.fail = fail
+address = LaneServer(Target(), "127.0.0.1").address
+print(address.port, address.key.hex(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_end_of_the_other_side_is_told_as_often_as_it_is_asked_for() -> None:
+    other = subprocess.Popen([sys.executable, "-c", DYING], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        port, key = other.stdout.readline().split()
+        client = LaneClient(LaneAddress("127.0.0.1", int(port), bytes.fromhex(key)))
+        with pytest.raises(LaneError, match="of a class that is in this program only"):
+            client.begin("fail").result(30.0)
+        call = client.begin("die")
+        for _ in range(2):
+            with pytest.raises((EOFError, OSError)):
+                call.result(30.0)
+        assert call.done()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_server_that_is_closed_takes_no_more_clients() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    server.close()
+    with pytest.raises(ConnectionError):
+        LaneClient(server.address).begin("state")
+
+
+def test_an_answer_that_cannot_be_pickled_is_an_error() -> None:
+    class Target:
+        def lock(self) -> object:
+            return threading.Lock()
+
+    server = LaneServer(Target(), "127.0.0.1")
+    with pytest.raises(LaneError, match="lock"):
+        LaneClient(server.address).begin("lock").result(10.0)
+    server.close()
