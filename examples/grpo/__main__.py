@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--async", dest="is_async", action="store_true", help="generate while learning")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--model", help="a directory with a causal language model of transformers")
     parser.add_argument("--goal", type=float, help="fail where the mean reward of the last steps is below")
     parser.add_argument("--only", choices=["rollout", "train"], help="one half alone, from or into a file of rollouts")
     parser.add_argument("--html", help="write a page of where everything ran")
@@ -26,7 +27,7 @@ def main() -> int:
     values = {"cluster.layout.mode": args.mode}
     if args.mode == "hybrid":  # the last engine has an accelerator of its own
         values["cluster.layout.rollout_num_gpus"] = "3"
-    for name in ("steps", "seed", "goal"):
+    for name in ("steps", "seed", "goal", "model"):
         if getattr(args, name) is not None:
             values[f"grpo.{name}"] = str(getattr(args, name))
     if args.is_async:

@@ -130,7 +130,8 @@ def grpo_loss(model: nn.Module, batch: Batch, config: GrpoConfig) -> tuple[Tenso
     A sample counts as the sum of its tokens and the batch as the mean over its *rows*. So the mean of the gradients of
     several trainers is the gradient of their batches as one, as long as these have the same number of rows.
     """
-    logprobs = model(batch.ids[:, :-1]).log_softmax(-1)
+    output = model(batch.ids[:, :-1])
+    logprobs = getattr(output, "logits", output).log_softmax(-1)
     mask, rows = batch.mask[:, 1:], len(batch.ids)
     taken = logprobs.gather(-1, batch.ids[:, 1:, None]).squeeze(-1)
     ratio = ((taken - batch.logprobs[:, 1:]) * mask).exp()

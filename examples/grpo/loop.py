@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from grpo import task
 from grpo.curve import draw_curve
 from grpo.learner import GrpoConfig
-from grpo.model import TinyConfig, TinyLM
+from grpo.model import TINY, TinyLM
 from grpo.trainer import GrpoTrainer
 from roost import Cluster, DataBuffer, PerRank, Plan, RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup
 
@@ -40,6 +41,7 @@ class Settings:
         is_async: Generate the next batch while this one is learnt from: ``async_training`` of the layout.
         max_staleness: How many versions older than the trainer's a batch may then be.
         goal: Mean reward, over the last steps, that the run must reach; 0: none.
+        model: A directory with a model of transformers, seen by all nodes; empty: a TinyLM.
         rollouts: A file: rollouts are saved there by debug_rollout_only, and read by debug_train_only.
     """
 
@@ -51,6 +53,7 @@ class Settings:
     is_async: bool = False
     max_staleness: int = 1
     goal: float = 0.0
+    model: str = ""
     rollouts: str = "rollouts.jsonl.gz"
 
     @staticmethod
@@ -58,6 +61,7 @@ class Settings:
         """From a job; a key that means nothing is an error."""
         section = dict(config.get("grpo") or {})
         section["learner"] = _made(GrpoConfig, section.get("learner") or {}, "grpo.learner")
+        section["model"] = str(Path(section["model"]).expanduser().resolve()) if section.get("model") else ""
         section["is_async"] = bool(config["cluster"].get("layout", {}).get("async_training"))
         return _made(Settings, section, "grpo")
 
@@ -130,7 +134,7 @@ def verdict(record: Record, settings: Settings, console: Console) -> int:
 
 
 def learn(cluster: Cluster, plan: Plan, settings: Settings, console: Console) -> Record:
-    """Trains from random weights; returns what happened."""
+    """Trains; returns what happened."""
     record = Record()
     with ExitStack() as stack:
         with record.phase("start"):
@@ -170,23 +174,23 @@ def learn(cluster: Cluster, plan: Plan, settings: Settings, console: Console) ->
 
 
 def start_trainer(cluster: Cluster, plan: Plan, settings: Settings) -> TrainGroup:
-    """All ranks, with the same random model."""
+    """All ranks, with the same model."""
     train = TrainGroup(cluster, GrpoTrainer, plan, next(c.name for c in plan.components if c.role == "actor"))
     rows = settings.prompts * settings.samples // train.world_size
-    train.init(MODEL, settings.learner, settings.seed, rows)
+    train.init(settings.model, settings.learner, settings.seed, rows)
     return train
 
 
 def start_rollout(cluster: Cluster, plan: Plan, settings: Settings) -> RolloutManager:
     """All engines, with a model that the trainer's weights replace."""
-    engine = partial(
-        TorchEngine, partial(TinyLM, MODEL, settings.seed), context=MODEL.context, batch_rows=settings.samples * 4,
-        length_multiple=MODEL.context,
-    )  # fmt: skip
+    options = {"context": task.TOKENS, "length_multiple": task.TOKENS, "batch_rows": settings.samples * 4}
+    if settings.model:
+        engine = partial(TorchEngine.from_pretrained, settings.model, dtype="float32", **options)
+    else:
+        engine = partial(TorchEngine, partial(TinyLM, TINY, settings.seed), **options)
     return RolloutManager(cluster, plan, engine, capacity=4 * settings.prompts)
 
 
-MODEL = TinyConfig(task.VOCAB, context=task.PROMPT_TOKENS + task.OUTPUT_TOKENS)
 SAMPLING = {"max_new_tokens": task.OUTPUT_TOKENS, "temperature": 1.0, "stop_token_ids": [task.STOP]}
 
 

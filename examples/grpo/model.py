@@ -1,11 +1,14 @@
-"""A causal language model that is small enough to learn on one core in a minute."""
+"""A causal language model that is small enough to learn on one core in a minute; and others, from a directory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from grpo import task
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,20 @@ class TinyLM(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.last_norm(x))
+
+
+TINY = TinyConfig(task.VOCAB, context=task.TOKENS)
+
+
+def make_model(directory: str, seed: int) -> nn.Module:
+    """The model to train: that of a transformers directory, or without one a ``TinyLM``."""
+    if not directory:
+        return TinyLM(TINY, seed)
+    from roost.rl.pretrained import Pretrained
+
+    model = Pretrained(directory, "float32")()
+    config: Any = model.config.get_text_config()
+    if config.vocab_size < task.VOCAB:
+        raise ValueError(f"{directory} knows {config.vocab_size} tokens, and the task has {task.VOCAB}")
+    config.use_cache = False
+    return model

@@ -4,7 +4,8 @@ A prompt reads ``3 + 8 =``; the answer is ``1`` and then a stop token. There are
 of them, so what is learnt is this table: nothing is held out, and the mean reward says how much of it is known.
 
 Chance: a new model takes all ``VOCAB`` tokens as about equally likely, and two have to be right: 1 in 169, a reward of
-0.006. A model that has learnt to write a digit and stop, and no more, gets 0.1.
+0.006. (The task uses the first ids of a model that knows more tokens, and its chance is so much smaller.) A model that has
+learnt to write a digit and stop, and no more, gets 0.1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ PLUS, EQUALS, STOP = MODULUS, MODULUS + 1, MODULUS + 2
 VOCAB = MODULUS + 3
 PROMPT_TOKENS = 4
 OUTPUT_TOKENS = 2
+TOKENS = PROMPT_TOKENS + OUTPUT_TOKENS
+"""The longest sequence."""
+
 CHANCE = VOCAB**-OUTPUT_TOKENS
 """The mean reward of tokens drawn blindly."""
 

@@ -191,12 +191,15 @@ class Telling:
 
     place: EnginePlace | None = None
 
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._tensors
+
     def told(self) -> dict[str, Any]:
         place = self.place
         return {
             "pid": os.getpid(),
             "version": self.version,
-            "sums": sums(self._tensors),
+            "sums": sums(self.tensors()),
             "place": {
                 "name": place.name, "engine": place.engine, "member": place.member, "host": place.host,
                 "ports": [place.server_port, place.nccl_port, *place.ports], "accelerators": list(place.accelerators),
@@ -215,6 +218,10 @@ class Talker(Telling, TorchEngine):
     def __init__(self, folder: str = "", **arguments: Any) -> None:
         super().__init__(lambda: seeded(**arguments), context=256, batch_rows=4)
         self._folder = folder
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        held = self._module.state_dict() if self._module is not None else {}
+        return {name: held[name] for name in self.describe_weights()} if held else {}
 
     def start(self, place: EnginePlace) -> str:
         self.place = place

@@ -16,7 +16,9 @@ import roost
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from grpo import loop, task  # noqa: E402
+from grpo import loop, task, tiny  # noqa: E402
+from grpo.model import make_model  # noqa: E402
+from grpo.trainer import checksum  # noqa: E402
 
 STEPS = 3
 
@@ -58,6 +60,19 @@ def test_a_seed_repeats_a_collocated_run(cluster: roost.Cluster) -> None:
     assert first.rewards == second.rewards
     assert first.checksum == second.checksum
     assert first.checksum != 0
+
+
+def test_a_transformers_model_with_tokens_to_spare(cluster: roost.Cluster, tmp_path: Path) -> None:
+    """Weights that are not finite would end the run: an engine fails where its logits are not."""
+    tiny.write_llama(tmp_path, vocabulary=40)
+    config = job("disaggregated")
+    config["grpo"]["model"] = str(tmp_path)
+    record, shown = learn(cluster, config)
+    assert record.versions == [1, 2, 3]
+    assert len(record.rewards) == STEPS
+    assert record.tokens > 0
+    assert f"step {STEPS}/{STEPS}: reward" in shown
+    assert record.checksum not in (0, checksum(make_model(str(tmp_path), seed=0)))
 
 
 def test_each_half_runs_alone(cluster: roost.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from grpo import task
+from grpo import task, tiny
 from grpo.learner import Batch, GrpoConfig, advantages, grpo_loss, learn, make_optimizer, pack
-from grpo.model import TinyConfig, TinyLM
+from grpo.loop import Settings
+from grpo.model import TinyConfig, TinyLM, make_model
 
-LENGTH = task.PROMPT_TOKENS + task.OUTPUT_TOKENS
+from roost import RolloutError
+
+LENGTH = task.TOKENS
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +148,36 @@ def test_a_row_gives_the_same_bits_wherever_it_stands(model, rows):
     for place in (0, rows // 2, rows - 1):
         others[place] = ids[0]
         assert torch.equal(model(others)[place], model(ids)[0])
+
+
+# A model of transformers ------------------------------------------------------------------
+
+
+def test_a_directory_is_trained_as_it_is(tmp_path):
+    count = tiny.write_llama(tmp_path, seed=1, vocabulary=40)
+    model, again = make_model(str(tmp_path), seed=0), make_model(str(tmp_path), seed=9)
+    assert sum(weight.numel() for weight in model.parameters()) == count
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert not model.training
+    batch = pack([group("a", [1.0, 0.0])], 2, LENGTH)
+    for _ in range(20):
+        shown = learn(model, make_optimizer(model, GrpoConfig()), batch, GrpoConfig(minibatches=1))
+    assert all(torch.isfinite(torch.tensor(value)) for value in shown.values())
+    assert not torch.equal(model.lm_head.weight, again.lm_head.weight)
+
+
+def test_a_directory_that_cannot_be_trained(tmp_path):
+    with pytest.raises(RolloutError, match="is not a directory"):
+        make_model(str(tmp_path / "nowhere"), seed=0)
+    tiny.write_llama(tmp_path, vocabulary=12)
+    with pytest.raises(ValueError, match="knows 12 tokens, and the task has 13"):
+        make_model(str(tmp_path), seed=0)
+
+
+def test_workers_get_a_path_that_does_not_depend_on_where_they_stand(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Settings.read({"cluster": {}, "grpo": {"model": "here"}}).model == str(tmp_path / "here")
+    assert Settings.read({"cluster": {}, "grpo": {}}).model == ""
 
 
 # The learner ------------------------------------------------------------------------------

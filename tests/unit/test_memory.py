@@ -25,10 +25,25 @@ def test_host_memory_is_kept_between_uses() -> None:
     storages = [torch.ones(4).untyped_storage(), torch.ones(8).untyped_storage()]
     copies = HostCopies()
     copies.offload(storages)
-    kept = [host.data_ptr() for host in copies._kept.values()]
+    kept = [host.data_ptr() for host in copies._kept]
     copies.onload()
     copies.offload(storages)
-    assert [host.data_ptr() for host in copies._kept.values()] == kept
+    assert [host.data_ptr() for host in copies._kept] == kept
+
+
+def test_what_is_away_can_be_seen_and_written() -> None:
+    base = torch.arange(12.0)
+    other = torch.ones(3)
+    view = base.view(3, 4)[1:, ::2]
+    copies = HostCopies()
+    copies.offload([base.untyped_storage()])
+    assert copies.offload([base.untyped_storage(), other.untyped_storage()]) == 12  # what is away is left alone
+    assert torch.equal(copies.view(view), torch.tensor([[4.0, 6.0], [8.0, 10.0]]))
+    copies.view(view).fill_(-1.0)
+    copies.onload()
+    assert torch.equal(base, torch.tensor([0.0, 1, 2, 3, -1, 5, -1, 7, -1, 9, -1, 11]))
+    assert torch.equal(other, torch.ones(3))
+    assert copies.view(base) is base
 
 
 def test_what_is_in_host_memory_stays_there() -> None:

@@ -13,17 +13,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from roost.errors import Finding, RolloutError
+from roost.errors import Finding, RolloutError, counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from roost.plan import TensorShards
+    from roost.rl.borrowed import Lender
     from roost.rl.server import EngineServer
+    from roost.rl.weights.channels import Channel
 
-__all__ = ["Engine", "EngineOutput", "EnginePlace"]
+__all__ = ["Engine", "EngineOutput", "EnginePlace", "WeightIntake"]
 
 LOG_LINES = 200
 """How many lines of its log an engine remembers."""
@@ -45,6 +49,8 @@ class EnginePlace:
         ports: The consecutive run of leased ports for distributed initialisation.
         accelerators: Ids of the accelerators that it sees.
         device: ``cpu``, or its first accelerator, such as ``cuda:0``.
+        gpu_share: The part of each of its accelerators that the plan gives it; 1.0 where it does not say.
+        transport: How the plan wants its weights to come, such as ``ipc``; empty where it does not say.
     """
 
     name: str = "engine"
@@ -58,6 +64,31 @@ class EnginePlace:
     ports: range = range(0)
     accelerators: tuple[int | str, ...] = ()
     device: str = "cpu"
+    gpu_share: float = 1.0
+    transport: str = ""
+
+    def share_text(self) -> str:
+        """What the plan gives it of each GPU, for errors."""
+        text = f"the plan gives it {self.gpu_share:.0%} of {counted(max(1, len(self.accelerators)), 'GPU')}"
+        if self.device != "cpu":
+            import torch
+
+            total = torch.cuda.get_device_properties(0).total_memory / 2**30
+            text += f", {total * self.gpu_share:.1f} of {total:.1f} GiB each"
+        return text
+
+
+class WeightIntake(Protocol):
+    """How the processes of an engine take weights by themselves; see :meth:`Engine.intake`."""
+
+    def receive(self, version: int) -> None:
+        """Makes ready for a version; what is served does not change."""
+
+    def commit(self, version: int) -> None:
+        """Changes over to it."""
+
+    def close(self) -> None:
+        """Lets go of everything that belongs to the trainer."""
 
 
 @dataclass
@@ -119,10 +150,20 @@ class Engine(abc.ABC):
     Attributes:
         version: Of the weights that it serves; 0 is what it started with.
         tensor_parallel: How many of its ranks share each tensor that :meth:`shards` says is cut.
+        broadcast: How its own processes join the trainer's broadcast, such as ``vllm-nccl``; empty: they do
+            not, and the weights come to :meth:`load_weights`.
+        broadcast_ranks: How many of its processes join.
+        aliases_weights: Whether it uses :meth:`alias_weights` where it can.
+        takes_pieces: Whether :meth:`intake` reads tensors of which each channel has a part; those that do not
+            join no broadcast of parts, and get none by CUDA IPC.
     """
 
     version: int = 0
     tensor_parallel: int = 1
+    broadcast: str = ""
+    broadcast_ranks: int = 1
+    takes_pieces: bool = True
+    aliases_weights: bool = False
 
     _parts: _Parts
 
@@ -152,7 +193,8 @@ class Engine(abc.ABC):
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
         """Takes new weights, all at once between two generation steps, and sets :attr:`version`.
 
-        Copy what you keep: the tensors may be memory that is used for something else afterwards.
+        Copy what you keep: the tensors may be memory that is used for something else afterwards. As long as
+        the trainer sends the same tensors, the same mapping comes again, with new values in its tensors.
         ``with self.lock:`` keeps :meth:`generate` out.
         """
 
@@ -176,8 +218,46 @@ class Engine(abc.ABC):
 
         return [TensorShards(name, shape, dtype) for name, (shape, dtype) in self.describe_weights().items()]
 
+    def intake(
+        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+    ) -> WeightIntake | None:
+        """For engines whose own processes read what trainers send; by default :meth:`load_weights` gets it.
+
+        Args:
+            channels: What this member reads.
+            addresses: Where each is found, by its id.
+            rank: Rank of this member among all receivers.
+            host: Address of this node.
+            timeout_s: How long the other ends are waited for.
+        """
+        return None
+
+    def read_weights(self, folder: str | Path) -> Mapping[str, torch.Tensor]:
+        """The weights of a folder, by the names of :meth:`load_weights`; by default of safetensors files."""
+        from roost.rl.checkpoint import read_checkpoint
+
+        return read_checkpoint(folder)
+
+    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, lender: Lender) -> None:
+        """As :meth:`load_weights`, for engines that compute with these tensors themselves, and copy nothing.
+
+        The memory is the trainer's, on the same GPU: it is not to be used where ``lender.is_alive()`` is not
+        true, nor after :meth:`forget_sources`. After that the same version may come again.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot compute with the memory of a trainer")
+
+    def forget_sources(self) -> None:  # noqa: B027
+        """Lets go of every tensor that :meth:`load_weights` or :meth:`alias_weights` was given."""
+
     def health(self) -> str:
         """Nothing when healthy, else what is missing. A paused engine is healthy: it holds requests."""
+        return ""
+
+    def ended(self) -> str:
+        """Why it can never serve again, such as that its own server died; nothing while it may.
+
+        The process that it lives in ends then, so that it is found dead and can be started again.
+        """
         return ""
 
     def submit(

@@ -19,7 +19,8 @@ GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _prepare() -> None:
+    os.setpgid(0, 0)  # so that whatever it starts can be ended with it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -28,7 +29,7 @@ def main(parent: int, command: Sequence[str]) -> int:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: S603
+    child = subprocess.Popen(command, preexec_fn=_prepare)  # noqa: S603
     while child.poll() is None and not asked and os.getppid() == parent:
         time.sleep(PERIOD_S)
     if child.poll() is None:
@@ -39,6 +40,8 @@ def main(parent: int, command: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             child.kill()
         child.wait()
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)  # what it left behind
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

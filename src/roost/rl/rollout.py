@@ -231,7 +231,6 @@ class RolloutManager:
 
     def _on_all(self, method: str, *args: Any) -> None:
         routes = {
-            "pause": "pause_generation",
             "resume": "continue_generation",
             "offload": "release_memory_occupation",
             "onload": "resume_memory_occupation",
@@ -239,7 +238,10 @@ class RolloutManager:
         results = []
         for engine in self.alive_engines:
             if isinstance(engine, ExternalEngine):
-                engine.post(routes[method], {"mode": args[0]} if args else {})
+                if method == "pause":
+                    engine.pause(*args)
+                else:
+                    engine.post(routes[method], {})
             else:
                 results.append(engine.call_all(method, *args))
         for result in results:
@@ -274,7 +276,7 @@ class RolloutManager:
                 self._sync = WeightSync(self._cluster, train, self._folder, self._sync_timeout_s)
             version = self._last_version + 1
             report = self._send(self._sync, version, pause)
-            self.version = version
+            self.version = self._last_version = version
             self._register(self.alive_engines)
             return report
 
@@ -287,6 +289,7 @@ class RolloutManager:
             try:
                 return sync.run(engines, version, pause, self._held_back(version, pause))
             except RoostError as error:
+                self._last_version = max(self._last_version, sync.begun)
                 dead = self.find_dead()
                 if dead and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
                     continue
@@ -306,7 +309,6 @@ class RolloutManager:
     @contextlib.contextmanager
     def _held_back(self, version: int, pause: str) -> Iterator[None]:
         """Keeps generation off while engines change over."""
-        self._last_version = version  # from here on an engine may have it, whatever happens
         if pause == "keep":
             yield
             return

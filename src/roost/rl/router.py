@@ -21,11 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -37,16 +33,13 @@ from typing import Any
 
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import Finding, Fix, RolloutError, did_you_mean
-from roost.rl import leash
+from roost.rl.child import LOG_LINES, ServerProcess, opener
 from roost.rl.engine import url_of
 
 __all__ = ["RoutedWorker", "Router"]
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
-LOG_LINES = 30
 PERIOD_S = 0.05
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 @dataclass(frozen=True)
@@ -115,8 +108,7 @@ class Router:
             *options,
         ]  # fmt: skip
         self._lease: PortLease | None = None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._log: Any = None
+        self._child: ServerProcess | None = None
         self._changing = threading.Lock()
 
     @property
@@ -139,12 +131,8 @@ class Router:
             "--prometheus-host", self._host, "--prometheus-port", str(self._lease.port + 1),
             *self._options,
         ]  # fmt: skip
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._child = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, env=_environment(),
-            start_new_session=True,
-        )  # fmt: skip
+        self._child = ServerProcess(command, name="the router")
+        self._child.start()
         try:
             self._wait(self._answers, timeout_s, "E106", "the router did not answer")
         except BaseException:
@@ -155,31 +143,19 @@ class Router:
     def stop(self) -> None:
         """Ends it and gives its ports back. Safe to call twice."""
         if self._child is not None:
-            self._child.terminate()
-            try:
-                self._child.wait(leash.GRACE_S + 5)
-            except subprocess.TimeoutExpired:
-                self._child.kill()  # the kernel ends the router with it
-                self._child.wait()
+            self._child.stop()
             self._child = None
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def is_alive(self) -> bool:
         """Whether its process runs."""
-        return self._child is not None and self._child.poll() is None
+        return self._child is not None and self._child.is_alive()
 
     def logs(self) -> str:
         """Its last lines."""
-        if self._log is None:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), 20_000, max(0, size - 20_000)).decode(errors="replace")
-        return "\n".join(_COLOUR.sub("", text).splitlines()[-LOG_LINES:])
+        return self._child.logs() if self._child is not None else ""
 
     # Workers -------------------------------------------------------------------------------
 
@@ -251,7 +227,7 @@ class Router:
             headers={"Content-Type": "application/json"},
         )  # fmt: skip
         try:
-            with _opener.open(request, timeout=10) as answer:
+            with opener.open(request, timeout=10) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -287,11 +263,3 @@ class Router:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _environment() -> dict[str, str]:
-    """Ours without proxies, which the router would ask for its own engines."""
-    return {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
-
-
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -22,7 +22,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 import roost
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import Finding, Fix, RolloutError, RoostError, shown
-from roost.rl.checkpoint import read_checkpoint
 from roost.rl.engine import Engine, url_of
 
 __all__ = ["EngineServer"]
@@ -33,7 +32,7 @@ MAX_BODY_BYTES = 512 << 20
 HEALTH_TIMEOUT_S = 20.0
 """How long a token may take that is generated only to see whether one comes."""
 
-_STATUS = {"E101": 400, "E102": 400, "E103": 409, "E105": 503}
+_STATUS = {"E101": 400, "E102": 400, "E103": 409, "E105": 503, "E112": 503, "E120": 400}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -199,7 +198,7 @@ class EngineServer:
             number = int(number)
         if not isinstance(number, int) or isinstance(number, bool):
             raise _bad(f"weight_version must be a whole number, not {shown(version)}")
-        self._engine.load_weights(read_checkpoint(path), number)
+        self._engine.load_weights(self._engine.read_weights(path), number)
         return f"version {number} from {path}"
 
     async def _release(self, http: web.Request) -> web.Response:

@@ -123,9 +123,7 @@ class EngineStarter:
             except WorkerDiedError:
                 raise
             except WorkerError as error:
-                trace = tuple(error.remote_traceback.splitlines()[-LOG_LINES:])
-                message = f"{handle.name} did not start: {error.findings[0].message}"
-                raise RolloutError([Finding("E202", message, context=_logs(handle) + trace)]) from error
+                raise _failed(handle, error) from error
             except RoostError as error:
                 raise RolloutError([self._unhealthy(handle, error.findings[0].message)]) from error
         waiting = list(handles)
@@ -137,6 +135,10 @@ class EngineStarter:
                     reasons[handle.name] = "; ".join(reason for reason in result.wait(_left(deadline)) if reason)
                 except CallTimeoutError as error:
                     reasons[handle.name] = error.findings[0].message
+                except WorkerDiedError:
+                    raise
+                except WorkerError as error:
+                    raise _failed(handle, error) from error
             waiting = [handle for handle in waiting if reasons[handle.name]]
             if waiting and time.monotonic() > deadline:
                 raise RolloutError([self._unhealthy(handle, reasons[handle.name]) for handle in waiting])
@@ -147,6 +149,16 @@ class EngineStarter:
         message = f"{handle.name} did not get healthy within {self._timeout_s:g} s: {reason}"
         fixes = (Fix("give it longer", "RolloutManager(…, start_timeout_s=900)"),)
         return Finding("E202", message, context=_logs(handle), fixes=fixes)
+
+
+def _failed(handle: EngineHandle, error: WorkerError) -> RolloutError:
+    """What an engine said of its failure; the traceback, where it did not mean to fail."""
+    if isinstance(error.__cause__, RolloutError):
+        found = error.__cause__.findings
+        return RolloutError(replace(one, message=f"{handle.name} did not start: {one.message}") for one in found)
+    trace = tuple(error.remote_traceback.splitlines()[-LOG_LINES:])
+    message = f"{handle.name} did not start: {error.findings[0].message}"
+    return RolloutError([Finding("E202", message, context=_logs(handle) + trace)])
 
 
 def _left(deadline: float) -> float:
@@ -176,6 +188,8 @@ def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePl
             dist_init_addr=meeting,
             ports=range(leased.first_port, leased.first_port + leased.num_ports),
             accelerators=tuple(handle.component.placements[handle.ranks[member]].visible_accelerators),
+            gpu_share=1.0 if handle.component.gpu_share is None else handle.component.gpu_share,
+            transport=handle.transport(member).value,
         )
         for member, leased in enumerate(ports)
     ]

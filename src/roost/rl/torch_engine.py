@@ -10,14 +10,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from roost.errors import Finding, RolloutError, counted
 from roost.rl.batching import Batcher, Request, Row
+from roost.rl.borrowed import Lender
 from roost.rl.engine import Engine, EngineOutput, EnginePlace, stopped
+from roost.rl.pretrained import Pretrained, is_pretrained, read_pretrained
 from roost.rl.sampling import check_request, uniform
+from roost.rl.torch_weights import ModuleWeights
 
 __all__ = ["TorchEngine"]
 
@@ -40,6 +44,9 @@ class TorchEngine(Engine):
             there is one pass per token, as large as needed: faster, and a last bit may differ.
         threads: CPU threads of the computing thread; ``None`` leaves them as they are.
         version: Of the weights that the factory gives.
+        aliases_weights: Whether it computes with the trainer's own memory, where trainer and engine are on one
+            GPU: an update copies nothing then, and the engine needs no memory for weights. Generate only while
+            the trainer does not write them.
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class TorchEngine(Engine):
         is_invariant: bool = True,
         threads: int | None = 1,
         version: int = 0,
+        aliases_weights: bool = False,
     ) -> None:
         for name, value in (
             ("batch_rows", batch_rows),
@@ -69,12 +77,30 @@ class TorchEngine(Engine):
         self._is_invariant = is_invariant
         self._threads = threads
         self.version = version
+        self.aliases_weights = aliases_weights
 
         self._batcher = Batcher(batch_rows)
         self._module: torch.nn.Module | None = None
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._loading = threading.Lock()
+        self._weights: ModuleWeights | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, dtype: str | torch.dtype | None = None, random_weights: bool = False, **options: Any
+    ) -> TorchEngine:
+        """An engine for a causal language model of transformers.
+
+        Args:
+            path: A directory as ``save_pretrained`` writes it. It is looked at where and when the engine
+                starts; nothing is downloaded, and no code of the directory is run.
+            dtype: Of the weights, such as ``bfloat16``: that of the trainer that sends them. By default what
+                the directory says.
+            random_weights: Serve random weights, the same on every engine. ``config.json`` is enough then.
+            options: Those of :class:`TorchEngine`.
+        """
+        return cls(Pretrained(str(path), dtype, random_weights), **options)
 
     # Starting and ending -------------------------------------------------------------------
 
@@ -98,21 +124,30 @@ class TorchEngine(Engine):
                     raise RolloutError([Finding("E109", message)])
                 module = module.to(self._device).eval().requires_grad_(False)
                 config = getattr(module, "config", None)
+                if hasattr(config, "get_text_config"):
+                    config = config.get_text_config()  # of a model that also sees
                 if hasattr(config, "use_cache"):
                     config.use_cache = False  # nobody would look at it
                 self._context = self._context or int(
                     getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
                 )
-                self._tensors, self._aliases = _tensors_of(module)
+                self._weights = ModuleWeights(module, self._device)
                 self._vocabulary = _try_out(module, self._device)
                 self._module = module
                 self._thread = threading.Thread(target=self._compute, name="torch-engine", daemon=True)
                 self._thread.start()
                 self.log.info(
-                    "%s with %s on %s, context %d", type(module).__name__, counted(len(self._tensors), "tensor"),
+                    "%s with %s on %s, context %d", type(module).__name__, counted(len(self._weights.described), "tensor"),
                     self._device, self._context,
                 )  # fmt: skip
             return self._module
+
+    def _loaded(self) -> ModuleWeights:
+        """The weights of the module, which is made where it was not yet."""
+        self._load()
+        if self._weights is None:
+            raise stopped()
+        return self._weights
 
     def stop(self) -> None:
         """Ends the thread and the server; requests that are left get an error."""
@@ -127,6 +162,10 @@ class TorchEngine(Engine):
             return "it was stopped"
         if self._module is None:
             return "its module is not loaded yet"
+        try:
+            self._loaded().check_lender()
+        except RolloutError as error:
+            return error.findings[0].message
         if self._failure and not self._batcher.is_held:
             try:
                 self._batcher.do(self._recover)
@@ -162,7 +201,7 @@ class TorchEngine(Engine):
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
         """Queues a request; see :meth:`Engine.submit`."""
-        self._load()
+        self._loaded().check_lender()
         context = self._context or DEFAULT_CONTEXT
         read = check_request(prompts, params, self._vocabulary, context)
         request = Request(rid)
@@ -191,8 +230,7 @@ class TorchEngine(Engine):
 
     def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Parameters and buffers as ``state_dict`` names them; of tied tensors the first name."""
-        self._load()
-        return {name: (tuple(tensor.shape), _dtype(tensor)) for name, tensor in self._tensors.items()}
+        return dict(self._loaded().described)
 
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
         """Takes new weights between two tokens; everything is checked before anything is written.
@@ -201,67 +239,56 @@ class TorchEngine(Engine):
             RolloutError: Where names, shapes or dtypes differ (E102), or the version is not greater than
                 the one that is served (E103).
         """
-        self._load()
-        given = self._check_weights(named)
+        weights = self._loaded()
+        self._change(lambda: weights.copies(named).run(), version)
 
-        def copy() -> None:
-            if version <= self.version:
+    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, lender: Lender) -> None:
+        """Computes with these tensors themselves from now on; see :meth:`Engine.alias_weights`."""
+        weights = self._loaded()
+        self._change(lambda: weights.borrow(named, lender), version, may_be_same=True)  # after forget_sources()
+
+    def _change(self, action: Callable[[], None], version: int, may_be_same: bool = False) -> None:
+        """Has the weights change between two tokens."""
+
+        def change() -> None:
+            if version < self.version or (version == self.version and not may_be_same):
                 message = f"version {version} of the weights comes after version {self.version}"
                 raise RolloutError([Finding("E103", message, rule="versions only grow")])
-            for name, tensor in given.items():
-                self._tensors[name].copy_(tensor)
+            action()
             self.version = version
 
-        self._batcher.do(copy)
+        self._do(change)
         self.log.info("version %d", version)
 
-    def _check_weights(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        problems: list[Finding] = []
-        given: dict[str, torch.Tensor] = {}
-        for name, tensor in named.items():
-            canonical = self._aliases.get(name)
-            if canonical is None:
-                problems.append(Finding("E102", f"weights: the engine has no tensor {name!r}"))
-                continue
-            own = self._tensors[canonical]
-            if tuple(tensor.shape) != tuple(own.shape):
-                message = f"weights: {name} has shape {list(tensor.shape)}, and the engine's has {list(own.shape)}"
-                problems.append(Finding("E102", message))
-            elif tensor.dtype != own.dtype:
-                message = f"weights: {name} is {_dtype(tensor)}, and the engine's is {_dtype(own)}"
-                problems.append(Finding("E102", message))
-            elif canonical in given and not torch.equal(given[canonical], tensor):
-                message = (
-                    f"weights: {name} and {canonical} are one tensor of the engine, and came with different values"
-                )
-                problems.append(Finding("E102", message))
-            given[canonical] = tensor
-        problems += [Finding("E102", f"weights: {name} is missing") for name in self._tensors if name not in given]
-        if problems:
-            raise RolloutError(problems)
-        return given
+    def forget_sources(self) -> None:
+        """Lets go of the trainer's memory; an engine that computed with it holds requests until the next update."""
+        weights = self._weights
+        if weights is not None and not self._batcher.is_closed:
+            self._do(weights.give_back)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Does something to the weights between two tokens, and holds requests while there is nothing to compute with."""
+
+        def act() -> None:
+            action()
+            self._batcher.hold(self._weights is not None and not self._weights.is_here)
+
+        self._batcher.do(act)
+
+    def read_weights(self, folder: str | Path) -> Mapping[str, torch.Tensor]:
+        """The weights of a folder; see :meth:`Engine.read_weights`. transformers reads what it wrote."""
+        module = self._load()
+        if isinstance(self._factory, Pretrained) and is_pretrained(folder):
+            return read_pretrained(folder, module.config.dtype)
+        return super().read_weights(folder)
 
     def offload(self) -> None:
         """Moves the module to the host; what runs goes on after :meth:`onload`."""
-        self._move(is_offloaded=True)
+        self._do(self._loaded().offload)
 
     def onload(self) -> None:
         """Moves the module back."""
-        self._move(is_offloaded=False)
-
-    def _move(self, is_offloaded: bool) -> None:
-        module = self._load()
-
-        def move() -> None:
-            if is_offloaded == self._batcher.is_held:
-                return
-            module.to("cpu" if is_offloaded else self._device)
-            self._tensors, self._aliases = _tensors_of(module)
-            self._batcher.hold(is_offloaded)
-            if is_offloaded and self._device is not None and self._device.type == "cuda":
-                torch.cuda.empty_cache()
-
-        self._batcher.do(move)
+        self._do(self._loaded().onload)
 
     # The thread that computes --------------------------------------------------------------
 
@@ -271,7 +298,11 @@ class TorchEngine(Engine):
         with torch.no_grad():
             while (rows := self._batcher.next()) is not None:
                 try:
+                    self._loaded().check_lender()
                     drawn = [found for shared in self._passes(rows) for found in self._forward(shared)]
+                    self._loaded().check_lender()  # it may have gone while this computed
+                except RolloutError as error:
+                    self._batcher.fail(rows, error)
                 except Exception as error:
                     self._failure = f"generating failed: {type(error).__name__}: {error}"
                     self.log.exception("generating failed")
@@ -342,21 +373,3 @@ def _try_out(module: Any, device: torch.device | None) -> int:
 
 def _logits(output: Any) -> Any:
     return output if isinstance(output, torch.Tensor) else getattr(output, "logits", output)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _tensors_of(module: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Its tensors by name, tied ones once; and for every name the one under which its tensor stands."""
-    tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor):  # and not something that a module keeps beside them
-            key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())) if tensor.numel() else (name,)
-            aliases[name] = seen.setdefault(key, name)
-            if aliases[name] == name:
-                tensors[name] = tensor.detach()
-    return tensors, aliases

@@ -17,8 +17,10 @@ from roost.cluster import Cluster
 from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
 from roost.rl.memory import HostCopies, device_storages
+from roost.rl.torch_weights import dtype_name
 from roost.rl.weights.channels import Channel, WeightDescription
 from roost.rl.weights.ends import WeightSender
+from roost.rl.weights.flags import Flags, FlagsAddress
 from roost.worker import GroupRequest, Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class TrainWorker(Worker):
     optimizer: torch.optim.Optimizer | None = None
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+
+    _flags: Flags | None = None
+    _slot: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +106,7 @@ class TrainWorker(Worker):
         for name, tensor in self.weights().items():
             key = (tensor.data_ptr(), tensor.storage_offset())
             if tensor.numel() == 0 or key not in seen:  # tied tensors go once
-                found.append(TensorShards(name, tuple(tensor.shape), _dtype_name(tensor)))
+                found.append(TensorShards(name, tuple(tensor.shape), dtype_name(tensor)))
             seen.add(key)
         return found
 
@@ -126,8 +131,10 @@ class TrainWorker(Worker):
             return 0
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
-        moved = self._copies().offload(device_storages(self.model, self.optimizer))
-        self.clear_memory()
+        moved = self._copies().offload(device_storages(self.model, self.optimizer), meanwhile=gc.collect)
+        torch.cuda.empty_cache()
+        if (sender := getattr(self, "_sender", None)) is not None:
+            sender.forget_places()
         return moved
 
     def onload(self) -> int:
@@ -169,15 +176,28 @@ class TrainWorker(Worker):
         """Waits until the other ends are there."""
         self._sender.join()
 
-    def send_weights(self, version: int) -> int:
+    def send_weights(self, version: int, is_direct: bool = False) -> int:
         """Sends this rank's part of a version; returns bytes."""
-        return self._sender.send(self.weights, version)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # the thread of a lane knows only the first one
+        sent = self._sender.send(self.weights, version, is_direct)
+        if self._flags is not None and not is_direct:
+            self._flags.set(self._slot, version)
+        return sent
+
+    def open_flags(self, address: FlagsAddress, first_slot: int) -> bool:
+        """Also says by flags what it has sent, where they can be reached; returns whether."""
+        self._flags, self._slot = Flags.open(address), first_slot + self.rank
+        return self._flags is not None
 
     def close_channels(self) -> None:
         """Closes this rank's ends."""
         sender: WeightSender | None = getattr(self, "_sender", None)
         if sender is not None:
             sender.close()
+        if self._flags is not None:
+            self._flags.close()
+            self._flags = None
 
     @property
     def address(self) -> str:
@@ -336,7 +356,3 @@ class TrainGroup:
 
     def __repr__(self) -> str:
         return f"TrainGroup({self._name!r}, {self.world_size} ranks)"
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

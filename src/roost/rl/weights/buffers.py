@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from roost.rl.weights.channels import Box, Piece
 
-__all__ = ["box_of", "dtype_of", "map_bytes", "piece_views", "write_pieces"]
+__all__ = ["Copies", "StagedTensors", "box_of", "dtype_of", "map_bytes", "piece_views", "write_pieces"]
+
+
+STREAM_BYTES = 16 * 2**20
+"""On a GPU, tensors of at least so many bytes are copied one by one, and smaller ones by one kernel together."""
+STREAMS = 4
+"""Several copies at once use a little more of the bandwidth than one after the other."""
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -48,3 +55,44 @@ def write_pieces(views: Sequence[torch.Tensor], pieces: Sequence[Piece], tensors
     """Copies pieces of a sender's tensors into the views of a buffer."""
     for view, piece in zip(views, pieces, strict=True):
         view.copy_(box_of(tensors[piece.name].detach(), piece.source_box))
+
+
+class StagedTensors(dict[str, torch.Tensor]):
+    """Tensors that came by their names. The same object comes again, as long as only values change.
+
+    Attributes:
+        kept: What an engine wants to keep with it.
+    """
+
+    kept: Any = None
+
+
+class Copies:
+    """Tensors to be copied to others, again and again.
+
+    Args:
+        targets: Where to.
+        sources: Where from.
+    """
+
+    def __init__(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        pairs = list(zip(targets, sources, strict=True))
+        large = [target.is_cuda and source.is_cuda and target.nbytes >= STREAM_BYTES for target, source in pairs]
+        self._large = [pair for pair, is_large in zip(pairs, large, strict=True) if is_large]
+        small = [pair for pair, is_large in zip(pairs, large, strict=True) if not is_large]
+        self._small = [target for target, _ in small], [source for _, source in small]
+        self._device = next((tensor.device for pair in pairs for tensor in pair if tensor.is_cuda), None)
+        self._streams = [torch.cuda.Stream(self._device) for _ in range(STREAMS)] if self._large else []
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Copies, and returns when everything is there."""
+        for number, stream in enumerate(self._streams):
+            stream.wait_stream(torch.cuda.current_stream(self._device))  # what puts pieces together may still run
+            with torch.cuda.stream(stream):
+                for target, source in self._large[number::STREAMS]:
+                    target.copy_(source, non_blocking=True)
+        if self._small[0]:
+            torch._foreach_copy_(*self._small)
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)

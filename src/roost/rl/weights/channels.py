@@ -32,12 +32,18 @@ class WeightDescription:
         tensor_parallel: Size of the tensor-parallel groups.
         pipeline_parallel: Number of pipeline stages.
         gpus: UUIDs of the GPUs that hold a sender's weights, or that a receiver sees; empty on the CPU.
+        broadcast: How an engine's own processes join a broadcast; empty: they do not.
+        broadcast_ranks: How many of them do.
+        takes_pieces: Whether an engine's own processes take parts of tensors.
     """
 
     tensors: tuple[TensorShards, ...]
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     gpus: tuple[str, ...] = ()
+    broadcast: str = ""
+    broadcast_ranks: int = 1
+    takes_pieces: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ class Channel:
         targets: Ranks of the receivers.
         pieces: What goes through it, in the order of its buffer.
         nbytes: Size of that buffer.
+        backend: What carries a broadcast: ``gloo`` or ``nccl``, or the way of an engine's own processes.
+        first_ranks: For each target, the first of its ranks in the group of a broadcast; the sender is rank 0.
+        world_size: Size of that group.
     """
 
     id: str
@@ -86,6 +95,14 @@ class Channel:
     targets: tuple[int, ...]
     pieces: tuple[Piece, ...]
     nbytes: int
+    backend: str = ""
+    first_ranks: tuple[int, ...] = ()
+    world_size: int = 0
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether nothing is staged: the engine's own processes write what comes where it is used."""
+        return self.backend not in ("", "gloo", "nccl")
 
 
 def make_channels(

@@ -1,14 +1,17 @@
 """Weights by collective broadcast, in buckets: for processes that share a network.
 
-A channel has a process group of its own, apart from the trainer's: its sender is rank 0. Large pieces
-travel from where they are; small ones are packed, and while buckets travel the next are filled. A
-sender that fails closes its group, so that receivers do not wait for what will never come.
+A channel has a process group of its own, apart from the trainer's: its sender is rank 0. Between GPUs
+that is one of NCCL, and nothing passes through host memory; otherwise gloo's. Large pieces travel from
+where they are; small ones are packed, and while buckets travel the next are filled. A sender that fails
+closes its group, so that receivers do not wait for what will never come.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +23,8 @@ from roost.rl.weights.channels import Channel, Piece
 
 __all__ = ["BUCKET_BYTES", "CollectiveReceiver", "CollectiveSender", "MeetingPoint", "join_meeting"]
 
+NCCL = "nccl"
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 BUCKET_BYTES = 32 * 2**20
 DIRECT_BYTES = 2**20
 """Pieces of at least so many bytes are a bucket of their own, and are not packed."""
@@ -81,6 +86,7 @@ class CollectiveSender:
             ]
             for work in works:
                 work.wait()
+            _settle(self._channel)
         except BaseException:
             self.close()
             raise
@@ -89,11 +95,11 @@ class CollectiveSender:
         """The bytes of a bucket: those of the tensor itself where it is one that can be sent as it is."""
         if len(pieces) == 1:
             part = box_of(tensors[pieces[0].name].detach(), pieces[0].source_box)
-            if part.is_contiguous() and part.device.type == "cpu":
+            if part.is_contiguous() and part.device.type == _device(self._channel).type:
                 return part.reshape(-1).view(torch.uint8)
         start, stop, _ = self._buckets[number]
         if number not in self._spare:
-            flat = torch.empty(stop - start, dtype=torch.uint8)
+            flat = torch.empty(stop - start, dtype=torch.uint8, device=_device(self._channel))
             self._spare[number] = (flat, piece_views(flat, pieces, start))
         flat, views = self._spare[number]
         write_pieces(views, pieces, tensors)
@@ -101,8 +107,7 @@ class CollectiveSender:
 
     def close(self) -> None:
         """Leaves the group; receivers that wait are told."""
-        if self._group is not None:
-            self._group.shutdown()
+        _leave(self._channel, self._group)
         self._group = None
 
 
@@ -114,7 +119,7 @@ class CollectiveReceiver:
         self._group = _group(store, channel, rank, host, timeout_s)
         self._buckets = _buckets(channel.pieces)
         self._works: list[Any] = []
-        self._flat = torch.empty(channel.nbytes, dtype=torch.uint8)
+        self._flat = torch.empty(channel.nbytes, dtype=torch.uint8, device=_device(channel))
         self._views = piece_views(self._flat, channel.pieces)
 
     def begin(self, version: int) -> None:
@@ -125,6 +130,7 @@ class CollectiveReceiver:
         """Waits until it is there."""
         for work in self._works:
             work.wait()
+        _settle(self.channel)
 
     def staged(self) -> list[torch.Tensor]:
         """The pieces of the last version that came."""
@@ -132,8 +138,7 @@ class CollectiveReceiver:
 
     def close(self) -> None:
         """Leaves the group."""
-        if self._group is not None:
-            self._group.shutdown()
+        _leave(self.channel, self._group)
         self._group = None
 
 
@@ -153,9 +158,54 @@ def _buckets(pieces: Sequence[Piece], size: int = BUCKET_BYTES) -> list[tuple[in
 
 
 def _group(store: Any, channel: Channel, rank: int, host: str, timeout_s: float) -> Any:
+    size = channel.world_size or 1 + len(channel.targets)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    prefixed = dist.PrefixStore(channel.id, store)
+    if channel.backend == NCCL:
+        of_nccl = dist.ProcessGroupNCCL.Options()
+        of_nccl._timeout = timeout
+        with _errors_are_raised():
+            group = dist.ProcessGroupNCCL(prefixed, rank, size, of_nccl)
+        group.broadcast(
+            torch.zeros(1, device=_device(channel)), 0
+        ).wait()  # connects them now, not with the first version
+        return group
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = datetime.timedelta(seconds=timeout_s)
+    options._timeout = timeout
     options._threads = 4
-    size = 1 + len(channel.targets)
-    return dist.ProcessGroupGloo(dist.PrefixStore(channel.id, store), rank, size, options)
+    return dist.ProcessGroupGloo(prefixed, rank, size, options)
+
+
+def _device(channel: Channel) -> torch.device:
+    """Where the buffers of a channel are."""
+    return torch.device("cuda", torch.cuda.current_device()) if channel.backend == NCCL else torch.device("cpu")
+
+
+def _settle(channel: Channel) -> None:
+    """Waits until what was sent or received is there, and not only in line for it."""
+    if channel.backend == NCCL:
+        torch.cuda.synchronize()
+
+
+def _leave(channel: Channel, group: Any) -> None:
+    if group is None:
+        return
+    if channel.backend == NCCL:
+        group.abort()  # does not wait for the others
+    else:
+        group.shutdown()
+
+
+@contextlib.contextmanager
+def _errors_are_raised() -> Iterator[None]:
+    """NCCL groups that are made here raise what fails, instead of ending the process."""
+    kept = os.environ.get(_BLOCKING)
+    os.environ[_BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        if kept is None:
+            del os.environ[_BLOCKING]
+        else:
+            os.environ[_BLOCKING] = kept

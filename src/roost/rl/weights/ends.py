@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from roost.plan import TensorShards, WeightTransport
-from roost.rl.weights.buffers import box_of, dtype_of
+from roost.rl.borrowed import Lender
+from roost.rl.weights.buffers import StagedTensors, box_of, dtype_of
 from roost.rl.weights.channels import Channel
 from roost.rl.weights.collective import CollectiveReceiver, CollectiveSender, MeetingPoint, join_meeting
 from roost.rl.weights.files import FileReceiver, FileSender
@@ -39,6 +41,20 @@ class Receiver(Protocol):
     def close(self) -> None: ...  # noqa: D102
 
 
+_DIRECT = {
+    "vllm-nccl": "roost.rl.vllm.sender",
+    "sglang-nccl": "roost.rl.sglang.sender",
+    "sglang-gloo": "roost.rl.sglang.sender",
+}
+"""Modules with the trainer's end, for engines whose own processes join its broadcast."""
+
+
+def direct_sender(channel: Channel, host: str, timeout_s: float) -> Sender:
+    """The writing end of a channel that an engine's own processes read."""
+    made: Sender = importlib.import_module(_DIRECT[channel.backend]).DirectSender(channel, host, timeout_s)
+    return made
+
+
 class WeightSender:
     """All channels that a trainer's rank writes.
 
@@ -66,6 +82,8 @@ class WeightSender:
         for channel in self._channels:
             if channel.kind is WeightTransport.FILE:
                 self._ends.append(FileSender(channel, folder, tensors))
+            elif channel.is_direct:
+                self._ends.append(direct_sender(channel, host, timeout_s))
             elif channel.kind is WeightTransport.BROADCAST:
                 self._meeting = self._meeting or MeetingPoint(host, timeout_s)
                 self._ends.append(CollectiveSender(channel, self._meeting))
@@ -84,16 +102,27 @@ class WeightSender:
         for end in self._ends:
             end.join()
 
-    def send(self, weights: Callable[[], Mapping[str, torch.Tensor]], version: int) -> int:
-        """Sends a version; returns how many bytes. What fails closes all channels: nobody waits in vain."""
+    def send(self, weights: Callable[[], Mapping[str, torch.Tensor]], version: int, is_direct: bool = False) -> int:
+        """Sends a version; returns how many bytes. What fails closes all channels: nobody waits in vain.
+
+        Args:
+            weights: The tensors of this rank.
+            version: Of them.
+            is_direct: Whether now is the turn of the channels that stage nothing, or of the others.
+        """
+        if len(self._ends) != len(self._channels):
+            raise RuntimeError("the channels of this rank were closed")
+        sent = 0
         try:
             tensors = weights() if self._ends else {}
-            for end in self._ends:
-                end.send(tensors, version)
+            for channel, end in zip(self._channels, self._ends, strict=True):
+                if channel.is_direct is is_direct:
+                    end.send(tensors, version)
+                    sent += channel.nbytes
         except BaseException:
             self.close()
             raise
-        return sum(channel.nbytes for channel in self._channels)
+        return sent
 
     def close(self) -> None:
         """Closes all channels."""
@@ -102,6 +131,13 @@ class WeightSender:
         self._ends.clear()
         if self._meeting is not None:
             self._meeting.close()
+            self._meeting = None
+
+    def forget_places(self) -> None:
+        """The memory of the tensors was given up: what has mapped it must map it anew, wherever it will be."""
+        for end in self._ends:
+            if isinstance(end, IpcSender):
+                end.forget_places()
 
 
 class WeightReceiver:
@@ -119,7 +155,9 @@ class WeightReceiver:
         self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> None:
         self._ends: list[Receiver] = []
-        self._whole: dict[str, torch.Tensor] = {}
+        self._views: list[list[torch.Tensor]] = []
+        self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._staged = StagedTensors()
         stores: dict[str, Any] = {}
         for channel in channels:
             address = addresses[channel.id]
@@ -142,23 +180,42 @@ class WeightReceiver:
         for end in self._ends:
             end.finish()
 
-    def staged(self) -> dict[str, torch.Tensor]:
-        """The tensors that came, by name; those that came in pieces are put together."""
-        found: dict[str, torch.Tensor] = {}
-        for end in self._ends:
-            for piece, tensor in zip(end.channel.pieces, end.staged(), strict=True):
+    def staged(self) -> StagedTensors:
+        """The tensors that came, by name; those that came in pieces are put together.
+
+        The same mapping comes again as long as it has the same tensors.
+        """
+        views = [end.staged() for end in self._ends]
+        if len(views) == len(self._views) and all(a is b for a, b in zip(views, self._views, strict=True)):
+            for target, part in self._pieces:
+                target.copy_(part)
+            return self._staged
+        self._views, self._pieces, self._staged = views, [], StagedTensors()
+        for end, tensors in zip(self._ends, views, strict=True):
+            for piece, tensor in zip(end.channel.pieces, tensors, strict=True):
                 if tuple(tensor.shape) == piece.target_shape:
-                    found[piece.name] = tensor
+                    self._staged[piece.name] = tensor
                     continue
-                whole = self._whole.get(piece.name)
+                whole = self._staged.get(piece.name)
                 if whole is None:
-                    whole = self._whole[piece.name] = torch.empty(piece.target_shape, dtype=dtype_of(piece.dtype))
-                box_of(whole, piece.target_box).copy_(tensor)
-                found[piece.name] = whole
-        return found
+                    whole = torch.empty(piece.target_shape, dtype=dtype_of(piece.dtype), device=tensor.device)
+                    self._staged[piece.name] = whole
+                target = box_of(whole, piece.target_box)
+                target.copy_(tensor)
+                self._pieces.append((target, tensor))
+        return self._staged
+
+    def lender(self) -> Lender | None:
+        """The process whose memory the staged tensors are, where they all are one's."""
+        pids = {end.pid for end in self._ends if isinstance(end, IpcReceiver)}
+        if len(pids) != 1 or not all(isinstance(end, IpcReceiver) for end in self._ends):
+            return None
+        self.staged()
+        return None if self._pieces else Lender(pids.pop())
 
     def close(self) -> None:
         """Closes all channels."""
         for end in self._ends:
             end.close()
         self._ends.clear()
+        self._views, self._pieces, self._staged = [], [], StagedTensors()

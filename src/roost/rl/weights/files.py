@@ -20,16 +20,14 @@ import torch
 
 from roost.plan import TensorShards
 from roost.plan.shards import ITEM_BYTES
+from roost.rl.checkpoint_shapes import DTYPES
 from roost.rl.weights.buffers import box_of, dtype_of, map_bytes
 from roost.rl.weights.channels import Channel
 
-__all__ = ["FileReceiver", "FileSender", "publish_version", "version_folder"]
+__all__ = ["FILE_NAME", "FileReceiver", "FileSender", "file_layout", "publish_version", "version_folder"]
 
 FILE_NAME = "model.safetensors"
-_NAMES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
+_NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 
 
 def version_folder(folder: str, version: int, is_whole: bool = True) -> Path:
@@ -55,7 +53,7 @@ class FileSender:
     def __init__(self, channel: Channel, folder: str, tensors: Sequence[TensorShards]) -> None:
         self._channel = channel
         self._folder = folder
-        self._header, self._offsets, self._size = _layout(tensors)
+        self._header, self._offsets, self._size = file_layout(tensors)
         self.address = folder
 
     def join(self) -> None:
@@ -117,7 +115,7 @@ class FileReceiver:
         """Nothing is held between versions."""
 
 
-def _layout(tensors: Sequence[TensorShards]) -> tuple[bytes, dict[str, int], int]:
+def file_layout(tensors: Sequence[TensorShards]) -> tuple[bytes, dict[str, int], int]:
     """Header, offset of each tensor behind it, and their size together."""
     entries: dict[str, object] = {}
     offsets: dict[str, int] = {}

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roost.cluster import CollectiveManager
-from roost.errors import Finding, Fix, RolloutError, RoostError, WorkerDiedError, WorkerError, raise_problems
+from roost.errors import (
+    CallTimeoutError,
+    Finding,
+    Fix,
+    RolloutError,
+    RoostError,
+    WorkerDiedError,
+    WorkerError,
+    raise_problems,
+)
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.files import publish_version
+from roost.rl.weights.flags import FIRST, GO, STOP, Flags
 from roost.rl.weights.ipc import MovedError
+from roost.rl.weights.ways import NEAR, Way, sort_engines
 from roost.worker import GroupResult, PerRank
+from roost.worker.results import LaneResult
 
 if TYPE_CHECKING:
     from roost.cluster import Cluster
@@ -30,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["PAUSES", "SyncReport", "WeightSync"]
 
 PAUSES = ("wait", "abort", "keep")
-_NEAR = (WeightTransport.IPC, WeightTransport.SHARED_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class SyncReport:
         version: The version that engines serve now.
         bytes_by_transport: What went over each transport, counted once per channel.
         seconds: How long each phase took: ``connect`` (the first time, and when engines came or went),
-            ``transfer``, ``commit``.
+            ``transfer`` (where weights travel), ``commit``.
         engines: How many engines have it.
     """
 
@@ -51,27 +62,24 @@ class SyncReport:
     engines: int
 
 
-@dataclass
-class _Targets:
-    """Receivers that can be planned for at once: they cut their tensors in the same way."""
-
-    tensors: tuple[TensorShards, ...]
-    tensor_parallel: int
-    members: list[tuple[EngineHandle, int]] = field(default_factory=list)
-
-
 class WeightSync:
-    """Sends the weights of one trainer to engines."""
+    """Sends the weights of one trainer to engines.
+
+    Attributes:
+        begun: The last version that an engine may have.
+    """
 
     def __init__(self, cluster: Cluster, train: TrainGroup, folder: str, timeout_s: float) -> None:
         self.train = train
         self._cluster = cluster
         self._folder = folder
         self._timeout_s = timeout_s
+        self.begun = 0
         self._connected: tuple[object, ...] | None = None
         self._channels: list[Channel] = []
         self._gpus: list[tuple[str, ...]] = []
         self._members: list[tuple[EngineHandle, int]] = []
+        self._flags: Flags | None = None
 
     def run(
         self, engines: Sequence[EngineHandle], version: int, pause: str, held_back: AbstractContextManager[object]
@@ -92,16 +100,24 @@ class WeightSync:
         if self._connected != self._identity(engines):
             with clock.phase("connect"):
                 self._connect(engines)
-        with clock.phase("transfer"):
-            try:
-                self._transfer(version)
-            except WorkerError as error:
-                if not isinstance(error.__cause__, MovedError):
-                    raise
-                self._connect(engines)  # its memory has moved: map it where it is now
-                self._transfer(version)
-        with clock.phase("commit"), held_back:
-            self._commit(version, pause)
+        with contextlib.ExitStack() as stack:
+            waiting = [held_back]
+
+            def hold_back() -> None:
+                while waiting:  # once, also where it is sent twice
+                    stack.enter_context(waiting.pop())
+
+            if self._is_in_place:
+                with clock.phase("commit"):
+                    self._again_where_moved(engines, lambda: self._read_in_place(version, pause, hold_back))
+            else:
+                with clock.phase("transfer"):
+                    self._again_where_moved(engines, lambda: self._transfer(version))
+                with clock.phase("commit"):
+                    hold_back()
+                    self._commit(version, pause)
+        for engine, _ in self._members:
+            engine.version = version
         sent: dict[str, int] = {}
         for channel in self._channels:
             sent[channel.kind.value] = sent.get(channel.kind.value, 0) + channel.nbytes
@@ -118,31 +134,17 @@ class WeightSync:
         source = self._source()
         self._channels, self._members = [], []
         findings: list[Finding] = []
-        classes, seen = _classes(engines, source, self._timeout_s)
-        for number, targets in enumerate(classes):
-            locations = tuple(engine.location(member) for engine, member in targets.members)
-            replicas = len(targets.members) // targets.tensor_parallel
-            side = Sharding(
-                targets.tensors, tp=targets.tensor_parallel, dp=replicas, order="tp-pp-dp", locations=locations
-            )
+        for number, targets in enumerate(sort_engines(engines, source, self._timeout_s)):
+            way = Way(targets, source, self._gpus)
             try:
-                flow = plan_transfer(source, side)
+                flow = plan_transfer(way.source, targets.sharding())
             except RoostError as error:
                 findings += error.findings
                 continue
             first = len(self._members)
             self._members += targets.members
-
-            def kind_of(
-                sender: int, target: int, members: Sequence[tuple[EngineHandle, int]] = targets.members
-            ) -> WeightTransport:
-                engine, member = members[target]
-                kind = _kind(engine.transport(member), source.locations[sender], engine.location(member))
-                can_map = member == 0 and bool(self._gpus[sender]) and set(self._gpus[sender]) <= seen[engine.identity]
-                return WeightTransport.IPC if kind is WeightTransport.SHARED_MEMORY and can_map else kind
-
-            prefix = f"{self.train.component}-weights-{number}"
-            self._channels += make_channels(flow, kind_of, prefix, first)
+            made = make_channels(flow, way.kind, f"{self.train.component}-weights-{number}", first)
+            self._channels += [way.carried(channel, first) for channel in made]
         raise_problems(findings)
         self._open(source.tensors)
         self._connected = self._identity(engines)
@@ -171,20 +173,44 @@ class WeightSync:
         for channel in self._channels:
             if channel.kind is WeightTransport.BROADCAST:
                 host, _, port = addresses[channel.id].rpartition(":")
-                collectives.register(channel.id, host, int(port), 1 + len(channel.targets))
+                collectives.register(channel.id, host, int(port), channel.world_size)
         waiting: list[GroupResult] = []
         for rank, (engine, member) in enumerate(self._members):
             read = [channel for channel in self._channels if rank in channel.targets]
             waiting += engine.call(member, "open_receiver", read, addresses, rank, self._timeout_s)
         waiting.append(workers.join_channels())
         _wait_all(waiting, self._timeout_s)
+        if self._is_in_place:
+            self._open_flags()
+
+    def _open_flags(self) -> None:
+        """Shares a page with both sides, where all are on this node."""
+        workers = self.train.workers
+        flags = self._flags = Flags(workers.world_size + len(self._members))
+        waiting = [workers.open_flags(flags.address, FIRST)]
+        for number, (engine, member) in enumerate(self._members):
+            waiting += engine.call(member, "open_flags", flags.address, FIRST + workers.world_size + number)
+        if all(all(result.wait(self._timeout_s)) for result in waiting):
+            workers.open_lanes(range(workers.world_size))
+            for engine, member in self._members:
+                engine.open_lane(member)
+        else:
+            flags.close()
+            self._flags = None
 
     # One version ---------------------------------------------------------------------------
 
+    @property
+    def _is_in_place(self) -> bool:
+        """Whether engines read the trainer's own memory, so that nothing travels before they change over."""
+        return all(channel.kind is WeightTransport.IPC for channel in self._channels)
+
     def _transfer(self, version: int) -> None:
-        waiting = []
-        for engine, member in self._members:
-            waiting += engine.call(member, "receive_weights", version)
+        """Has a version staged everywhere."""
+        waiting: list[GroupResult] = []
+        for rank, (engine, member) in enumerate(self._members):
+            if any(rank in channel.targets and channel.kind not in NEAR for channel in self._channels):
+                waiting += engine.call(member, "receive_weights", version)
         waiting.append(self.train.workers.send_weights(version))
         try:
             _wait_all(waiting, self._timeout_s)
@@ -193,6 +219,54 @@ class WeightSync:
         except BaseException:
             self._connected = None  # ends that failed are closed
             raise
+
+    def _again_where_moved(self, engines: Sequence[EngineHandle], send: Callable[[], None]) -> None:
+        """Sends; once more, with everything mapped anew, where the trainer's memory has moved."""
+        try:
+            send()
+        except WorkerError as error:
+            if not isinstance(error.__cause__, MovedError):
+                raise
+            self._connect(engines)
+            send()
+
+    def _read_in_place(self, version: int, pause: str, hold_back: Callable[[], object]) -> None:
+        """Calls everybody at once: they wait for each other by flags, where they are all on one node."""
+        flags, count = self._flags, self.train.workers.world_size
+        if flags is None:
+            try:
+                sending = self.train.workers.send_weights(version)
+                hold_back()
+                _wait_all([sending], self._timeout_s)
+            except BaseException:
+                self._connected = None  # ends that failed are closed
+                raise
+            self._commit(version, pause)
+            return
+        senders = range(FIRST, FIRST + count)
+        done = range(FIRST + count, FIRST + count + len(self._members))
+        waiting = [self.train.workers.begin(rank, "send_weights", version) for rank in range(count)]
+        for engine, member in self._members:
+            waiting.append(engine.begin(member, "commit_when_ready", version, pause, senders, self._timeout_s))
+        try:
+            hold_back()
+            flags.set(GO, version)
+            if not flags.wait(lambda: flags.all_say(done, version), self._timeout_s, lambda: _are_over(waiting)):
+                flags.set(STOP, version)
+                _wait_all(waiting, self._timeout_s)
+                if not flags.all_say(done, version):  # nobody failed, and somebody was late
+                    message = f"version {version} was not taken by all engines within {self._timeout_s:g} s"
+                    raise CallTimeoutError([Finding("W203", message)])
+        except BaseException:
+            self._connected = None
+            flags.set(STOP, version)  # before the look: who sees the senders' flags later sees this one too
+            if flags.get(GO) == version and flags.all_say(senders, version):
+                self.begun = version  # some engine may have it
+            raise
+        self.begun = version
+        for result in waiting:
+            if isinstance(result, LaneResult):
+                result.forget()
 
     def _publish(self, version: int) -> None:
         try:
@@ -203,16 +277,17 @@ class WeightSync:
             raise RolloutError([Finding("S205", message, fixes=fixes)]) from error
 
     def _commit(self, version: int, pause: str) -> None:
+        self.begun = version  # from here on an engine may have it, whatever happens
         waiting = []
         for engine, member in self._members:
             waiting += engine.commit(member, version, pause, self._folder)
+        if any(channel.is_direct for channel in self._channels):
+            waiting.append(self.train.workers.send_weights(version, True))
         try:
             _wait_all(waiting, self._timeout_s)
         except BaseException:
             self._connected = None
             raise
-        for engine, _ in self._members:
-            engine.version = version
 
     @property
     def maps_memory(self) -> bool:
@@ -235,41 +310,12 @@ class WeightSync:
                 with contextlib.suppress(Exception):
                     collectives.remove(channel.id)
         self._members, self._channels, self._connected = [], [], None
+        if self._flags is not None:
+            self._flags.close()
+            self._flags = None
 
 
-def _classes(
-    engines: Sequence[EngineHandle], source: Sharding, timeout_s: float
-) -> tuple[list[_Targets], dict[object, set[str]]]:
-    """Engines whose members take the same tensors cut in the same way, together; and the GPUs that each sees."""
-    asked = [engine.describe() for engine in engines]
-    seen: dict[object, set[str]] = {}
-    classes: dict[tuple[object, ...], _Targets] = {}
-    for engine, result in zip(engines, asked, strict=True):
-        described = result.wait(timeout_s)[0] if result is not None else WeightDescription(_whole(source.tensors))
-        tp = described.tensor_parallel
-        if tp not in (1, engine.num_members):
-            message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
-            raise RolloutError([Finding("S202", message)])
-        key = (described.tensors, tp)
-        targets = classes.setdefault(key, _Targets(described.tensors, tp))
-        targets.members += [(engine, member) for member in range(tp)]
-        seen[engine.identity] = set(described.gpus)
-    return list(classes.values()), seen
-
-
-def _whole(tensors: Sequence[TensorShards]) -> tuple[TensorShards, ...]:
-    """The same tensors, uncut."""
-    return tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
-
-
-def _kind(planned: WeightTransport, sender: tuple[int, int], receiver: tuple[int, int]) -> WeightTransport:
-    """The transport between two processes: what was planned, where both are on one node."""
-    if planned in _NEAR:
-        return WeightTransport.SHARED_MEMORY if sender[0] == receiver[0] else WeightTransport.BROADCAST
-    return planned
-
-
-def _wait_all(results: Sequence[GroupResult], timeout_s: float) -> None:
+def _wait_all(results: Sequence[GroupResult | LaneResult], timeout_s: float) -> None:
     """Waits for all, also after a failure; raises the first cause: an error rather than what it entailed."""
     errors: list[RoostError] = []
     deadline = time.monotonic() + timeout_s + 5.0  # both ends have a timeout of their own, and say more
@@ -284,6 +330,17 @@ def _wait_all(results: Sequence[GroupResult], timeout_s: float) -> None:
     torn = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
     own = [error for error in errors if not any(text in str(error) for text in torn)]
     raise (died or own or errors)[0]
+
+
+def _are_over(results: Sequence[GroupResult | LaneResult]) -> bool:
+    """Whether one of them has ended badly, or all have ended."""
+    ended = [result for result in results if result.done()]
+    for result in ended:
+        try:
+            result.wait()
+        except RoostError:
+            return True
+    return len(ended) == len(results)
 
 
 class _Clock:

@@ -1,0 +1,118 @@
+"""Servers that run as child processes: engines that are programs of their own, and the router."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from typing import Any
+
+from roost.errors import Finding, RolloutError
+from roost.rl import leash
+
+__all__ = ["LOG_LINES", "ServerProcess", "ask", "opener"]
+
+LOG_LINES = 30
+"""How many lines of a log an error shows."""
+LOG_BYTES = 64_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerProcess:
+    """A command that runs beside this process, and never outlives it.
+
+    Args:
+        command: The program and its arguments.
+        env: Variables of its environment, besides those of this process; proxies are left out.
+        name: What it is called in errors.
+    """
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, name: str = "server") -> None:
+        self.command = list(command)
+        self.name = name
+        self._env = dict(env or {})
+        self._child: subprocess.Popen[bytes] | None = None
+        self._log: Any = None
+
+    def start(self) -> None:
+        """Starts it; whether it answers is the caller's to find out."""
+        if self._child is not None:
+            return
+        inherited = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._child = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), *self.command],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, env={**inherited, **self._env},
+            start_new_session=True,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Ends it with everything that it started. Safe to call twice."""
+        if self._child is not None:
+            self._child.terminate()
+            try:
+                self._child.wait(leash.GRACE_S + 5)
+            except subprocess.TimeoutExpired:
+                self._child.kill()  # the kernel ends the command with it
+                self._child.wait()
+            self._child = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._child is not None and self._child.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with; ``None`` while it runs, and before."""
+        return self._child.poll() if self._child is not None else None
+
+    @property
+    def pid(self) -> int:
+        """The process that holds its leash, and ends it when it is ended itself; 0 where it does not run."""
+        return self._child.pid if self._child is not None else 0
+
+    def logs(self, lines: int = LOG_LINES) -> str:
+        """Its last lines."""
+        if self._log is None:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace")
+        return "\n".join(_COLOUR.sub("", text).splitlines()[-lines:])
+
+
+def ask(
+    url: str, method: str = "GET", body: Mapping[str, Any] | None = None, timeout_s: float = 60.0, code: str = "E111"
+) -> Any:
+    """What a server answers, read as JSON where it is JSON; proxies are not asked.
+
+    Raises:
+        RolloutError: Where it does not answer, or refuses; with what it said.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    try:
+        request = urllib.request.Request(url, method=method, data=data, headers=headers)  # noqa: S310
+        with opener.open(request, timeout=timeout_s) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(2000).decode(errors="replace")
+        raise RolloutError([Finding(code, f"{method} {url} answered {error.code}: {said}")]) from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise RolloutError([Finding(code, f"{method} {url} does not answer: {error}")]) from error
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text.decode(errors="replace")

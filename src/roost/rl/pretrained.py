@@ -1,0 +1,171 @@
+"""Causal language models of transformers, from directories such as ``save_pretrained`` writes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roost.errors import Finding, Fix, RolloutError
+
+__all__ = ["Pretrained", "is_pretrained", "read_pretrained"]
+
+CONFIG = "config.json"
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""What transformers looks for, one of these."""
+
+RANDOM_SEED = 0
+"""All engines with random weights have the same."""
+
+
+def is_pretrained(folder: str | Path) -> bool:
+    """Whether a folder says which model its weights are of."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in a directory; calling it loads the model.
+
+    Attributes:
+        path: The directory, as this process sees it.
+        dtype: Such as ``bfloat16``, or torch's own; by default what the directory says.
+        has_random_weights: Whether its weights are left alone, and random ones drawn.
+    """
+
+    path: str
+    dtype: str | torch.dtype | None = None
+    has_random_weights: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The directory."""
+        return Path(self.path).expanduser().absolute()
+
+    def __call__(self) -> torch.nn.Module:
+        """Loads the model, on the CPU.
+
+        Raises:
+            RolloutError: Where there is no such model (E120), or its weights do not fit it (E102); all
+                that was found.
+        """
+        self._check()
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        report: Mapping[str, Any] = {}
+        try:
+            config = AutoConfig.from_pretrained(self.folder, **here)
+            dtype = _float_type(self.dtype) or config.dtype or torch.float32
+            if self.has_random_weights:
+                with torch.random.fork_rng(devices=[]):
+                    torch.default_generator.manual_seed(RANDOM_SEED)
+                    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            else:
+                how = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True, **here}
+                with _no_bars():
+                    model, report = AutoModelForCausalLM.from_pretrained(self.folder, output_loading_info=True, **how)
+        except Exception as error:
+            message = f"transformers cannot load {self.folder} as a causal language model: {_first_line(error)}"
+            raise RolloutError([Finding("E120", message)]) from error
+        misfits = _misfits(report)
+        if misfits:
+            raise RolloutError(misfits)
+        _check_causal(model.eval())
+        return model
+
+    def _check(self) -> None:
+        """Refuses what needs no loading to be seen."""
+        problems: list[Finding] = []
+        if importlib.util.find_spec("transformers") is None:
+            fix = Fix("install it", "pip install 'roost[transformers]'")
+            problems.append(Finding("E120", f"{self.folder}: transformers is not installed here", fixes=(fix,)))
+        if self.dtype is not None and _float_type(self.dtype) is None:
+            rule = "known: float32, bfloat16, float16, float64"
+            problems.append(Finding("E120", f"{self.dtype!r} is no dtype of weights", rule=rule))
+        if not self.folder.is_dir():
+            rule = "a model is a directory that every engine sees under this path; nothing is downloaded"
+            problems.append(Finding("E120", f"{self.folder} is not a directory", rule=rule))
+        else:
+            if not is_pretrained(self.folder):
+                fix = Fix("write one", f"model.save_pretrained({str(self.folder)!r})")
+                problems.append(Finding("E120", f"{self.folder} has no {CONFIG}", fixes=(fix,)))
+            if not self.has_random_weights and not any((self.folder / name).is_file() for name in WEIGHTS):
+                fixes = (
+                    Fix("write them", f"model.save_pretrained({str(self.folder)!r})"),
+                    Fix("or serve random ones", "TorchEngine.from_pretrained(…, random_weights=True)"),
+                )
+                rule = f"one of {', '.join(WEIGHTS)}"
+                problems.append(Finding("E120", f"{self.folder} has no weights", rule=rule, fixes=fixes))
+        if problems:
+            raise RolloutError(problems)
+
+
+def read_pretrained(folder: str | Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights of a directory, by the names that its model has for them.
+
+    transformers reads them: files may name, cut and type tensors in ways of their own, and leave out tied ones.
+
+    Raises:
+        RolloutError: As loading the model does.
+    """
+    return dict(Pretrained(str(folder), dtype)().state_dict())
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which fill the logs of many processes."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _misfits(report: Mapping[str, Any]) -> list[Finding]:
+    """What transformers says of loading, as findings."""
+    found = [f"weights: {name} is missing" for name in sorted(report.get("missing_keys", ()))]
+    found += [f"weights: the model has no tensor {name!r}" for name in sorted(report.get("unexpected_keys", ()))]
+    for name, given, own in sorted(report.get("mismatched_keys", ())):
+        found.append(f"weights: {name} has shape {list(given)}, and the model's has {list(own)}")
+    found += [f"weights: {text}" for text in report.get("error_msgs", ())]
+    return [Finding("E102", message, rule=f"{CONFIG} and weights must be of one model") for message in found]
+
+
+def _check_causal(model: Any) -> None:
+    """Refuses a model whose first position sees the second: engines would show it their padding."""
+    try:
+        with torch.no_grad():
+            logits = model(torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
+    except Exception as error:
+        message = f"{type(model).__name__} fails on two tokens: {_first_line(error)}"
+        raise RolloutError([Finding("E120", message)]) from error
+    difference = (logits[0] - logits[1]).abs().max()
+    if difference > 16 * torch.finfo(logits.dtype).eps * logits.abs().max():
+        message = f"{type(model).__name__} is not causal: what it says of a token changes with the next one"
+        fixes = (Fix("where the model can be both", f'"is_decoder": true in its {CONFIG}'),)
+        raise RolloutError([Finding("E120", message, fixes=fixes)])
+
+
+def _float_type(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    return found if isinstance(found, torch.dtype) and found.is_floating_point else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,105 @@
+"""Which way weights go from a trainer to engines: by where both are, and by what the engines' processes can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from roost.errors import Finding, RolloutError
+from roost.plan import Sharding, TensorShards, WeightTransport
+from roost.rl.weights.channels import Channel, WeightDescription
+
+if TYPE_CHECKING:
+    from roost.rl.handles import EngineHandle
+
+__all__ = ["NEAR", "Targets", "Way", "sort_engines"]
+
+NEAR = (WeightTransport.IPC, WeightTransport.SHARED_MEMORY)
+"""Transports within a node, over which nothing has to be waited for by those who read."""
+
+
+@dataclass
+class Targets:
+    """Receivers that can be planned for at once: they cut their tensors in the same way, and join broadcasts alike."""
+
+    description: WeightDescription
+    members: list[tuple[EngineHandle, int]] = field(default_factory=list)
+    gpus: list[tuple[str, ...]] = field(default_factory=list)
+
+    def sharding(self) -> Sharding:
+        """Their side of the transfer."""
+        tp = self.description.tensor_parallel
+        locations = tuple(engine.location(member) for engine, member in self.members)
+        return Sharding(
+            self.description.tensors, tp=tp, dp=len(self.members) // tp, order="tp-pp-dp", locations=locations
+        )
+
+
+class Way:
+    """How weights get from a trainer to some engines.
+
+    Attributes:
+        source: The trainer's side; of a broadcast that engines' own processes join, one rank of it.
+    """
+
+    def __init__(self, targets: Targets, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
+        described = targets.description
+        is_whole = source.tp == 1 and source.pp == 1
+        far = any(engine.transport(member) is WeightTransport.BROADCAST for engine, member in targets.members)
+        self._direct = described.broadcast if is_whole and far else ""
+        self._can_map = described.takes_pieces or source.tp == 1
+        self._targets = targets
+        self._gpus = gpus
+        self.source = source
+        if self._direct:
+            self.source = replace(source, dp=1, locations=source.locations[:1])
+
+    def kind(self, sender: int, target: int) -> WeightTransport:
+        """The transport from a rank of the trainer to a receiver: what was planned, where both are on one node."""
+        engine, member = self._targets.members[target]
+        planned, location = engine.transport(member), engine.location(member)
+        if planned not in NEAR:
+            return planned
+        if self.source.locations[sender][0] != location[0]:
+            return WeightTransport.BROADCAST
+        own = set(self._gpus[sender])
+        if own and member == 0 and self._can_map and own <= set(self._targets.gpus[target]):
+            return WeightTransport.IPC
+        return WeightTransport.SHARED_MEMORY
+
+    def carried(self, channel: Channel, first: int) -> Channel:
+        """A channel that knows what carries it; receivers are counted from ``first``."""
+        if channel.kind is not WeightTransport.BROADCAST:
+            return channel
+        each = self._targets.description.broadcast_ranks if self._direct else 1
+        ranks = tuple(range(1, 1 + each * len(channel.targets), each))
+        backend = self._direct or ("nccl" if self._has_own_gpus(channel, first) else "gloo")
+        return replace(channel, backend=backend, first_ranks=ranks, world_size=1 + each * len(channel.targets))
+
+    def _has_own_gpus(self, channel: Channel, first: int) -> bool:
+        """Whether the sender and all receivers have a GPU each that no other has: NCCL wants that."""
+        used = [self._gpus[channel.source][:1], *(self._targets.gpus[rank - first][:1] for rank in channel.targets)]
+        return all(used) and len(set(used)) == len(used)
+
+
+def sort_engines(engines: Sequence[EngineHandle], source: Sharding, timeout_s: float) -> list[Targets]:
+    """Engines that take the same tensors cut in the same way, together."""
+    asked = [engine.describe() for engine in engines]
+    classes: dict[WeightDescription, Targets] = {}
+    for engine, result in zip(engines, asked, strict=True):
+        described = result.wait(timeout_s)[0] if result is not None else WeightDescription(_whole(source.tensors))
+        tp = described.tensor_parallel
+        if tp not in (1, engine.num_members):
+            message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
+            raise RolloutError([Finding("S202", message)])
+        alike = replace(described, gpus=())
+        targets = classes.setdefault(alike, Targets(alike))
+        targets.members += [(engine, member) for member in range(tp)]
+        targets.gpus += [described.gpus] * tp
+    return list(classes.values())
+
+
+def _whole(tensors: Sequence[TensorShards]) -> tuple[TensorShards, ...]:
+    """The same tensors, uncut."""
+    return tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)

@@ -1,0 +1,81 @@
+"""Processes whose memory is used, and modules that compute with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from roost.errors import RoostError
+from roost.rl.borrowed import BorrowedTensors, Lender
+from roost.rl.torch_engine import TorchEngine
+from roost.rl.weights.buffers import StagedTensors
+
+
+def test_a_lender_is_alive_until_it_is_not() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    lender = Lender(process.pid)
+    assert lender.is_alive()
+    process.kill()
+    while process.poll() is None:
+        pass
+    assert not lender.is_alive()
+    assert not Lender(process.pid).is_alive()
+
+
+def test_one_that_is_not_reaped_yet_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "print('up', flush=True)"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    lender = Lender(process.pid)
+    process.stdout.read()
+    while open(f"/proc/{process.pid}/stat").read().rpartition(")")[2].split()[0] != "Z":  # noqa: SIM115
+        pass
+    assert not lender.is_alive()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_number_that_is_another_process_by_now_is_dead() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    lender = Lender(process.pid)
+    lender._started = "1"
+    assert not lender.is_alive()
+    process.communicate(b"\n")
+
+
+def test_tied_tensors_are_pointed_together_and_dropped() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    aliases = {"0.weight": "0.weight", "0.bias": "0.bias", "1.weight": "0.weight", "1.bias": "1.bias"}
+    other = {"0.weight": torch.eye(3), "0.bias": torch.zeros(3), "1.bias": torch.ones(3)}
+    borrowed = BorrowedTensors(module, aliases)
+    borrowed.point(other)
+    assert torch.equal(module(torch.ones(1, 3)), torch.full((1, 3), 2.0))
+    other["0.weight"].mul_(2.0)  # the memory is the other's
+    assert torch.equal(module(torch.ones(1, 3)), torch.full((1, 3), 5.0))
+    borrowed.drop()
+    assert all(parameter.numel() == 0 for parameter in module.parameters())
+    borrowed.point(other)
+    assert torch.equal(module(torch.ones(1, 3)), torch.full((1, 3), 5.0))
+
+
+def test_an_engine_that_let_go_computes_again_when_the_same_version_comes_again() -> None:
+    engine = TorchEngine(lambda: torch.nn.Embedding(4, 4), context=8, aliases_weights=True)
+    lent = {"weight": 100.0 * torch.roll(torch.eye(4), 1, 1)}  # each token is followed by the next one
+    lender = Lender(os.getpid())
+    greedy = {"max_new_tokens": 3, "temperature": 0.0}
+    try:
+        for _ in range(2):  # once more, as after the death of another engine
+            engine.alias_weights(StagedTensors(lent), 1, lender)
+            assert engine.generate([[0]], greedy)[0].output_ids == [1, 2, 3]
+            engine.forget_sources()
+            assert engine.info()["is_offloaded"]
+        with pytest.raises(RoostError, match="comes after"):
+            engine.alias_weights(StagedTensors(lent), 0, lender)
+        engine.load_weights(lent, 2)
+        assert engine.generate([[1]], greedy)[0].output_ids == [2, 3, 0]
+    finally:
+        engine.stop()
