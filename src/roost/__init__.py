@@ -72,8 +72,10 @@ _ROOMS = {
     "roost.rl.rollout": ("RolloutManager",),
     "roost.rl.router": ("Router",),
     "roost.rl.samples": ("Sample", "SampleGroup"),
+    "roost.rl.sglang.engine": ("SglangEngine",),
     "roost.rl.torch_engine": ("TorchEngine",),
     "roost.rl.train": ("TrainGroup", "TrainWorker"),
+    "roost.rl.vllm.engine": ("VllmEngine",),
     "roost.rl.weights.sync": ("SyncReport",),
     "roost.topology": ("Hardware", "Node", "NodeGroup", "Topology"),
     "roost.topology.order": ("stable_order_key",),
@@ -142,9 +144,11 @@ if TYPE_CHECKING:
     from roost.rl.router import Router as Router
     from roost.rl.samples import Sample as Sample
     from roost.rl.samples import SampleGroup as SampleGroup
+    from roost.rl.sglang.engine import SglangEngine as SglangEngine
     from roost.rl.torch_engine import TorchEngine as TorchEngine
     from roost.rl.train import TrainGroup as TrainGroup
     from roost.rl.train import TrainWorker as TrainWorker
+    from roost.rl.vllm.engine import VllmEngine as VllmEngine
     from roost.rl.weights.sync import SyncReport as SyncReport
     from roost.topology import Hardware as Hardware
     from roost.topology import Node as Node

@@ -34,9 +34,9 @@ ON_RAY = [
     "Binding", "BufferClient", "Cluster", "CollectiveManager", "GroupResult", "LockClient", "NodeInfo", "NodeManager", "PerRank", "PortLease", "Router",
     "Worker", "WorkerGroup", "WorkerManager", "create_placement_groups", "lease_ports",
 ]  # fmt: skip
-WITH_TORCH = ["RolloutManager", "SyncReport", "TorchEngine", "TrainGroup", "TrainWorker"]
+WITH_TORCH = ["RolloutManager", "SglangEngine", "SyncReport", "TorchEngine", "TrainGroup", "TrainWorker", "VllmEngine"]
 
-HEAVY = ("ray", "torch", "omegaconf", "hydra", "numpy", "rich", "yaml")
+HEAVY = ("ray", "torch", "transformers", "omegaconf", "hydra", "numpy", "rich", "yaml")
 
 
 def in_a_fresh_interpreter(code):

@@ -1,0 +1,41 @@
+"""What to say of an SGLang server that has ended: its own words, and what the plan had given it."""
+
+from __future__ import annotations
+
+import re
+
+from roost.errors import Finding, Fix
+from roost.rl.child import LOG_LINES, ServerProcess
+from roost.rl.engine import EnginePlace
+
+__all__ = ["end_of"]
+
+SEARCHED_LINES = 2000
+_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Not enough memory", re.IGNORECASE)
+_ERROR = re.compile(r"^\S*(Error|Exception)\b.*: |error: ")
+
+
+def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
+    """Why a server ended, as far as its last lines tell."""
+    lines = [line.strip() for line in child.logs(SEARCHED_LINES).splitlines() if line.strip()]
+    words = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
+    last = tuple(lines[-LOG_LINES:])
+    if words:
+        message = f"SGLang ran out of memory: {words}"
+        fixes = (
+            Fix("give it more of each GPU", f"gpu_share: {min(1.0, place.gpu_share + 0.2):.1f}"),
+            Fix("or set what it takes by hand", 'SglangEngine(…, options=["--mem-fraction-static", "0.7"])'),
+        )
+        return Finding("E121", message, context=(_given(child, place), *last), fixes=fixes)
+    words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "it said nothing")
+    message = f"SGLang ended with exit code {child.exit_code}: {words}"
+    return Finding("E121", message, context=last)
+
+
+def _given(child: ServerProcess, place: EnginePlace) -> str:
+    """What the plan gives an engine, and what it was told of that."""
+    text = place.share_text()
+    if "--mem-fraction-static" in child.command:
+        last = len(child.command) - 1 - child.command[::-1].index("--mem-fraction-static")
+        text += f"; it was started with --mem-fraction-static {child.command[last + 1]}"
+    return text

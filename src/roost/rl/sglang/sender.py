@@ -1,0 +1,99 @@
+"""The trainer's end of a broadcast that SGLang's own processes join.
+
+They make the group with torch's own helper for that, under a name that both sides know; so does this end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from roost.cluster import PortLease, lease_ports
+from roost.rl.sglang.intake import group_name
+from roost.rl.weights.channels import Channel
+
+__all__ = ["DirectSender"]
+
+WINDOW_BYTES = 2**30
+"""So much is under way at once."""
+
+
+class DirectSender:
+    """Rank 0 of a channel's group; the others are SGLang's processes.
+
+    Args:
+        channel: The channel.
+        host: Address of this node.
+        timeout_s: How long the others are waited for.
+
+    Attributes:
+        address: Where they join.
+    """
+
+    def __init__(self, channel: Channel, host: str, timeout_s: float) -> None:
+        self._channel = channel
+        self._backend = channel.backend.rpartition("-")[2]
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._lease: PortLease | None = lease_ports()
+        self._store: Any = dist.TCPStore(
+            host, self._lease.port, channel.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
+        )
+        self.address = f"[{host}]:{self._lease.port}" if ":" in host else f"{host}:{self._lease.port}"
+        self._group: Any = None
+
+    def join(self) -> None:
+        """Waits until all are there."""
+        name = group_name(self._channel, self.address)
+        helper: Any = c10d._new_process_group_helper
+        # torch 2.6 gave the options another name.
+        options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
+        self._group, _ = helper(
+            self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
+            group_name=name, timeout=self._timeout, **{options: None},
+        )  # fmt: skip
+        world: Any = c10d._world
+        world.pg_group_ranks[self._group] = {rank: rank for rank in range(self._channel.world_size)}
+
+    @torch.no_grad()
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Sends a version, tensor by tensor, in the order of the channel."""
+        device = torch.device("cpu")
+        if self._backend == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+        waiting: list[tuple[Any, torch.Tensor]] = []
+        under_way = 0
+        try:
+            for piece in self._channel.pieces:
+                tensor = tensors[piece.name].detach().to(device).contiguous()
+                waiting.append((dist.broadcast(tensor, 0, group=self._group, async_op=True), tensor))
+                under_way += piece.nbytes
+                if under_way > WINDOW_BYTES:
+                    _finish(waiting)
+                    under_way = 0
+            _finish(waiting)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leaves the group, and gives its port back."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._group = self._store = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+
+def _finish(waiting: list[tuple[Any, torch.Tensor]]) -> None:
+    for work, _ in waiting:
+        work.wait()
+    waiting.clear()

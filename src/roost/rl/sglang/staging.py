@@ -1,0 +1,60 @@
+"""Weights in a folder that another program can read, for as long as it reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from roost.plan import TensorShards
+from roost.rl.weights.buffers import dtype_of, map_bytes
+from roost.rl.weights.files import FILE_NAME, file_layout
+
+__all__ = ["saved"]
+
+
+@contextlib.contextmanager
+def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str]:
+    """A folder with these tensors in a safetensors file.
+
+    Args:
+        named: The tensors.
+        parent: Where to make it, for programs on other nodes. ``None``: the file is memory of this process, which
+            goes with it however it ends; the folder has a link to it.
+    """
+    with tempfile.TemporaryDirectory(prefix="roost-weights-", dir=parent) as folder:
+        path = Path(folder) / FILE_NAME
+        if parent is not None:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        else:
+            file = os.memfd_create("roost-weights")
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
+        try:
+            _write(file, named)
+            yield folder
+        finally:
+            os.close(file)
+
+
+@torch.no_grad()
+def _write(file: int, named: Mapping[str, torch.Tensor]) -> None:
+    shards = [
+        TensorShards(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in named.items()
+    ]
+    header, offsets, size = file_layout(shards)
+    os.ftruncate(file, len(header) + size)
+    memory = mmap.mmap(file, len(header) + size)
+    memory[: len(header)] = header
+    flat = map_bytes(memory)
+    for shard in shards:
+        tensor = named[shard.name]
+        start = len(header) + offsets[shard.name]
+        place = flat[start : start + tensor.nbytes].view(dtype_of(shard.dtype)).view(shard.shape)
+        place.copy_(tensor)
+    memory.flush()
