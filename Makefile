@@ -46,10 +46,10 @@ imports: $(STAMP)
 	lint-imports --no-logo
 
 unit: $(STAMP) browser
-	@echo "== tests (unit, property)"
-	pytest -n 2 tests/unit tests/property
-	@echo "== tests (ray, browser, docs; those that need a GPU or vLLM say so)"
-	pytest --ignore=tests/unit --ignore=tests/property
+	@echo "== tests (unit, property, docs, browser), two at a time"
+	pytest -n 2 --dist loadgroup tests/docs tests/browser tests/unit tests/property
+	@echo "== tests (ray; those that need a GPU or vLLM say so)"
+	pytest tests/ray tests/gpu tests/vllm
 
 # The oldest Ray that is supported, in an environment of its own that is kept between checkouts.
 OLDEST := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roost/ray-2.47

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ray"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 
 from roost.plan import WeightTransport
 from roost.rl.engine import EnginePlace

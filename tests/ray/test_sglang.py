@@ -1,350 +1,38 @@
-"""SGLang as an engine, against a server written to its documentation: its commands, its place in a job, its end."""
+"""SGLang as an engine in a job, against a server written to its documentation."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-import torch
 import yaml
 from processes import is_alive, ray_state, wait_for
 from rl_parts import Started, check_complete, new_groups, routed, tokens
-from sglang_model import VOCABULARY, likeliest, tiny, write_model, write_package
-from torch.multiprocessing.reductions import reduce_tensor
+from sglang_model import GREEDY, PROMPT, VOCABULARY, likeliest, meant, settings, tiny, write_home, write_package
 
 import roost
 from roost.rl.child import ask
-from roost.rl.engine import EnginePlace
 from roost.rl.handles import EngineHandle
 from roost.rl.rollout import RolloutManager
 from roost.rl.sglang.engine import SglangEngine
-from roost.rl.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
-from roost.rl.sglang.sender import DirectSender
 from roost.rl.train import TrainGroup, TrainWorker
-from roost.rl.weights.channels import Channel, Piece
-from roost.rl.weights.files import version_folder
 from roost.testing import LocalRay
 from roost.worker.watch import Watcher
 
-GREEDY = {"max_new_tokens": 8, "temperature": 0}
 LONG = {"max_new_tokens": 200, "temperature": 0}
-PROMPT = [1, 2]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, and with a package that is called as SGLang is."""
-    folder = tmp_path_factory.mktemp("sglang")
-    write_model(folder / "model")
-    write_package(folder / "package")
-    return folder
-
-
-def settings(home: Path, **env: str) -> dict[str, Any]:
-    return {"env": {"PYTHONPATH": str(home / "package"), **env}}
-
-
-@contextlib.contextmanager
-def serving(home: Path, place: EnginePlace, step_s: float = 0.0, **arguments: Any) -> Iterator[SglangEngine]:
-    engine = SglangEngine(str(home / "model"), **settings(home, TEST_STEP_S=str(step_s)), **arguments)
-    with roost.lease_ports(2) as lease:
-        assert engine.start(
-            EnginePlace(nccl_port=lease.port, dist_init_addr=f"127.0.0.1:{lease.port + 1}", **vars_of(place))
-        )
-        try:
-            get_healthy(engine)
-            yield engine
-        finally:
-            engine.stop()
-
-
-def get_healthy(engine: SglangEngine) -> None:
-    while engine.health():
-        time.sleep(0.02)
-
-
-def vars_of(place: EnginePlace) -> dict[str, Any]:
-    plain = vars(EnginePlace())
-    return {name: value for name, value in vars(place).items() if value != plain[name]}
-
-
-@pytest.fixture(scope="module")
-def engine(home: Path) -> Iterator[SglangEngine]:
-    """One engine of two ranks, slow enough to be interrupted, whose memory can be taken away."""
-    place = EnginePlace(engine=3, accelerators=(0, 1), gpu_share=0.5)
-    with serving(home, place, 0.01, offload=True, seed=40) as started:
-        yield started
-
-
-def state(engine: SglangEngine) -> dict[str, Any]:
-    return dict(engine.info()["internal_states"][0])
-
-
-def said(engine: SglangEngine, prompt: Sequence[int] = PROMPT) -> tuple[list[int], set[int]]:
-    """What an engine says at temperature 0, and which versions said it."""
-    (output,) = engine.generate([prompt], GREEDY)
-    assert output.finish_reason == "length"
-    assert len(output.logprobs) == 8
-    return output.output_ids, set(output.versions)
-
-
-def meant(weights: Mapping[str, torch.Tensor], prompt: Sequence[int] = PROMPT) -> list[int]:
-    return likeliest(weights, prompt, 8)
-
-
-# The engine by itself -----------------------------------------------------------------------------
-
-
-def test_it_is_started_as_its_place_says(engine: SglangEngine) -> None:
-    found = engine.info()
-    assert (found["tp_size"], found["base_gpu_id"], found["nnodes"], found["node_rank"]) == (2, 0, 1, 0)
-    assert (found["mem_fraction_static"], found["random_seed"], found["device"]) == (0.45, 43, "cpu")
-    assert found["skip_tokenizer_init"]
-    assert found["enable_weights_cpu_backup"]
-    assert (engine.broadcast, engine.broadcast_ranks) == ("sglang-gloo", 2)
-    assert found["version"] == "0.5.9"
-
-
-def test_it_generates(engine: SglangEngine) -> None:
-    outputs = engine.generate([PROMPT, [5]], {**GREEDY, "n": 2})
-    assert [output.output_ids for output in outputs[:2]] == [meant(tiny(7).state_dict())] * 2
-    assert [output.output_ids for output in outputs[2:]] == [meant(tiny(7).state_dict(), [5])] * 2
-    drawn = [engine.generate([PROMPT], {"max_new_tokens": 8, "seed": seed})[0] for seed in (1, 1, 2)]
-    assert drawn[0].output_ids == drawn[1].output_ids != drawn[2].output_ids
-    with pytest.raises(roost.RolloutError, match="tempature"):
-        engine.generate([PROMPT], {"tempature": 1})
-
-
-def test_the_tensors_that_it_wants(engine: SglangEngine) -> None:
-    assert engine.describe_weights() == {
-        name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in tiny(7).state_dict().items()
-    }
-
-
-def pieces(weights: Mapping[str, torch.Tensor]) -> tuple[Piece, ...]:
-    found = []
-    for name, tensor in weights.items():
-        box, shape = tuple((0, size) for size in tensor.shape), tuple(tensor.shape)
-        kind = str(tensor.dtype).removeprefix("torch.")
-        found.append(Piece(name, kind, shape, box, box, box, shape, 0, tensor.nbytes))
-    return tuple(found)
-
-
-def by_tensor(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
-    """As handles come: what rebuilds each tensor, for each rank."""
-    commands = []
-    for bucket in buckets_of(pieces(weights), engine.bucket_bytes):
-        payload = payload_of((piece.name, *reduce_tensor(weights[piece.name])) for piece in bucket)
-        commands.append(("update_weights_from_tensor", {"serialized_named_tensors": [payload] * 2}))
-    assert len(commands) == (2 if engine.bucket_bytes == 1000 else 1)
-    engine.update(commands, version)
-
-
-def by_group(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
-    """Twice over the same group, as a trainer does."""
-    kind = roost.WeightTransport.BROADCAST
-    channel = Channel("c", kind, 0, (5,), pieces(weights), 0, "sglang-gloo", (1,), 1 + engine.broadcast_ranks)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    sender = DirectSender(channel, "127.0.0.1", 60)
-    joining = Started(sender.join)
-    intake = GroupIntake(engine, [channel], {"c": sender.address}, 5, 60)
-    joining.result()
-    for number, sent in enumerate([tiny(99).state_dict(), weights], version - 1):
-        sending = Started(functools.partial(sender.send, sent, number))
-        intake.commit(number)
-        sending.result()
-    intake.close()
-    sender.close()
-
-
-def by_folder(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
-    """From a folder that trainers wrote."""
-    from safetensors.torch import save_file
-
-    (there := version_folder(str(folder), version)).mkdir()
-    save_file(dict(weights), there / "model.safetensors")
-    FolderIntake(engine, str(folder)).commit(version)
-
-
-def by_memory(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
-    """Whatever came to the worker."""
-    engine.load_weights(weights, version)
-
-
-@pytest.mark.parametrize("way", [by_tensor, by_group, by_folder, by_memory])
-@pytest.mark.parametrize("is_paused", [True, False], ids=["paused", "not paused"])
-def test_what_it_says_is_what_the_weights_say(
-    engine: SglangEngine, tmp_path: Path, way: Callable[..., None], is_paused: bool, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr("roost.rl.sglang.engine.BUCKET_BYTES", 1000)  # several commands
-    before = engine.version
-    weights = tiny(100 + before).state_dict()
-    if is_paused:
-        engine.pause()
-    way(engine, weights, before + 2, tmp_path)
-    if is_paused:
-        assert state(engine)["is_paused"]
-        engine.resume()
-    assert engine.version == before + 2
-    for prompt in (PROMPT, [30], [9, 9, 3]):
-        assert said(engine, prompt) == (meant(weights, prompt), {before + 2})
-
-
-def test_an_update_waits_for_what_runs_and_holds_what_comes(engine: SglangEngine) -> None:
-    old, new = engine.version, engine.version + 1
-    weights = tiny(55).state_dict()
-    before = said(engine)[0]
-    running = Started(lambda: engine.generate([PROMPT], LONG)[0])
-    wait_for(lambda: state(engine)["running"] == 1, "work")
-    engine.load_weights(weights, new)  # as an update that does not pause
-    later = Started(lambda: said(engine))
-    output = running.result()
-    assert (output.finish_reason, output.output_ids[:8]) == ("length", before), "it was finished with the old weights"
-    assert len(output.output_ids) == 200
-    assert old != new
-    assert later.result() == (meant(weights), {new})
-
-
-def test_pausing_aborts_or_waits_and_holds(engine: SglangEngine) -> None:
-    whole = engine.generate([PROMPT], LONG)[0].output_ids
-    for mode in ("abort", "wait"):
-        running = Started(lambda: engine.generate([PROMPT], LONG)[0])
-        wait_for(lambda: state(engine)["running"] == 1, "work")
-        engine.pause(mode)
-        assert state(engine)["running"] == 0
-        output = running.result()
-        assert output.finish_reason == ("abort" if mode == "abort" else "length")
-        assert output.output_ids == whole[: len(output.output_ids)]
-        assert (len(output.output_ids) < 200) is (mode == "abort")
-        assert engine.health() == "", "a paused engine is healthy"
-        held = Started(lambda: said(engine))
-        time.sleep(0.1)
-        assert state(engine)["running"] == 0
-        engine.pause(mode)
-        engine.resume()
-        assert held.result()[0] == whole[:8]
-    with pytest.raises(roost.RolloutError, match="'never' is no way to pause"):
-        engine.pause("never")
-
-
-def test_aborting_one_request(engine: SglangEngine) -> None:
-    body = {"input_ids": PROMPT, "rid": "mine", "sampling_params": LONG}
-    mine = Started(lambda: ask(f"{engine._url}/generate", "POST", body))
-    other = Started(lambda: engine.generate([PROMPT], LONG)[0])
-    wait_for(lambda: state(engine)["running"] == 2, "work")
-    engine.abort("mine")
-    assert mine.result()["meta_info"]["finish_reason"]["type"] == "abort"
-    assert state(engine)["running"] == 1
-    engine.abort()
-    assert other.result().finish_reason == "abort"
-
-
-def test_memory_is_given_and_taken(engine: SglangEngine) -> None:
-    before = said(engine)
-    running = Started(lambda: engine.generate([PROMPT], LONG)[0])
-    wait_for(lambda: state(engine)["running"] == 1, "work")
-    engine.offload()
-    engine.offload()
-    assert running.result().finish_reason == "length", "what ran was finished"
-    assert state(engine)["offloaded"] == ["kv_cache", "weights"]
-    assert engine.health() == ""
-    held = Started(lambda: said(engine))
-    engine.pause()
-    engine.resume()
-    assert state(engine)["is_paused"], "still: its memory is away"
-    engine.onload()
-    engine.onload()
-    assert held.result() == before, "its weights are those that it had"
-
-    engine.offload()
-    weights, version = tiny(66).state_dict(), engine.version + 1
-    engine.load_weights(weights, version)
-    assert state(engine)["offloaded"] == ["kv_cache", "weights"], "an update does not bring its memory back"
-    engine.pause()
-    engine.onload()
-    assert state(engine)["is_paused"]
-    engine.resume()
-    assert said(engine) == (meant(weights), {version})
-
-
-# What goes wrong ----------------------------------------------------------------------------------
-
-
-def test_an_update_that_fails_ends_it(home: Path) -> None:
-    with serving(home, EnginePlace()) as engine:
-        wrong = {**tiny(1).state_dict(), "scale": torch.ones(3)}
-        with pytest.raises(roost.RolloutError, match=r"was not taken, and the engine was ended.*load weight \(3,\)"):
-            engine.load_weights(wrong, 1)
-        assert engine.version == 0
-        with pytest.raises(roost.RolloutError, match="was not taken") as error:
-            engine.health()
-        assert error.value.codes == ("E124",)
-        wait_for(lambda: "version 1 of the weights was not taken" in engine.ended(), "its end")
-
-
-def test_a_server_that_is_killed(home: Path) -> None:
-    with serving(home, EnginePlace()) as engine:
-        os.kill(state(engine)["pid"], signal.SIGKILL)
-        wait_for(lambda: "SGLang ended with exit code 137" in engine.ended(), "its end")
-        with pytest.raises(roost.RolloutError, match="SGLang ended") as error:
-            engine.pause()
-        assert error.value.codes == ("E121",)
-        engine.stop()
-        assert engine.ended() == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
-        (["--mem-fraction-static", "0.99"], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
-    ],
-    ids=["too little", "too much"],
-)
-def test_too_little_memory_is_said_in_its_own_words(home: Path, options: list[str], words: str) -> None:
-    place = EnginePlace(accelerators=(0,), gpu_share=0.1)
-    with pytest.raises(roost.RolloutError) as error, serving(home, place, options=options):
-        pass
-    text = str(error.value)
-    assert error.value.codes == ("E121",)
-    assert f"SGLang ran out of memory: {words}" in text
-    given = options[-1] if options else "0.090"
-    assert f"the plan gives it 10% of 1 GPU; it was started with --mem-fraction-static {given}" in text
-    assert "gpu_share: 0.3" in text
-
-
-def test_options_that_it_does_not_know(home: Path) -> None:
-    with (
-        pytest.raises(roost.RolloutError, match="unrecognized arguments: --no-such-thing") as error,
-        serving(home, EnginePlace(), options=["--no-such-thing"]),
-    ):
-        pass
-    assert error.value.codes == ("E121",)
-
-
-def test_commands_that_it_does_not_have(home: Path) -> None:
-    engine = SglangEngine(str(home / "model"), **settings(home, TEST_WITHOUT="/pause_generation"))
-    with roost.lease_ports() as lease:
-        engine.start(EnginePlace(nccl_port=lease.port))
-        with pytest.raises(roost.RolloutError, match="this SGLang has no /pause_generation") as error:
-            get_healthy(engine)
-        assert error.value.codes == ("E122",)
-        assert "SGLang 0.5.6 and newer have them" in str(error.value)
-        engine.stop()
-
-
-# In a job -------------------------------------------------------------------------------------------
+    return write_home(tmp_path_factory.mktemp("sglang"))
 
 
 class Trainer(TrainWorker):

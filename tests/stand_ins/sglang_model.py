@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 VOCABULARY, WIDTH = 32, 6
+GREEDY = {"max_new_tokens": 8, "temperature": 0}
+PROMPT = [1, 2]
 
 
 def write_package(folder: Path, version: str = "0.5.9") -> Path:
@@ -57,3 +60,20 @@ def likeliest(tensors: Mapping[str, torch.Tensor], prompt: Sequence[int], count:
     for _ in range(count):
         tokens.append(int(model(torch.tensor(tokens[-1:]))[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+def write_home(folder: Path) -> Path:
+    """A folder with a model, and with a package that is called as SGLang is."""
+    write_model(folder / "model")
+    write_package(folder / "package")
+    return folder
+
+
+def settings(home: Path, **env: str) -> dict[str, Any]:
+    """What an engine is told to use that package."""
+    return {"env": {"PYTHONPATH": str(home / "package"), **env}}
+
+
+def meant(weights: Mapping[str, torch.Tensor], prompt: Sequence[int] = PROMPT) -> list[int]:
+    """What an engine with these weights says at temperature 0."""
+    return likeliest(weights, prompt, GREEDY["max_new_tokens"])
