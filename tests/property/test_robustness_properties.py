@@ -48,6 +48,7 @@ def test_any_placement_text(text: str) -> None:
 @settings(within_a_second, max_examples=400)
 @given(st.one_of(near_jobs(), near_jobs(), anything()))
 @example({"cluster": {"component_placement": {"actor": 0}, "placement_mode": ["auto"]}})
+@example({"cluster": {"num_nodes": 10**5000}})
 def test_any_data_as_a_job(config: Any) -> None:
     plan_and_check(config)
 

@@ -12,6 +12,9 @@ from roost.source.tree import Unresolved
 if TYPE_CHECKING:
     from roost.source.tree import Tree
 
+_LIMIT = 10**15
+"""Larger numbers are typing errors."""
+
 
 class Fields:
     """Reads the keys of one mapping, and adds what is wrong to a list of findings.
@@ -62,10 +65,14 @@ class Fields:
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return default
-        if not isinstance(tree.value, int) or isinstance(tree.value, bool) or tree.value < minimum:
+        value = tree.value
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             self.wrong(tree, f"{key} is a whole number from {minimum} up")
             return default
-        return tree.value
+        if value >= _LIMIT:
+            self.wrong(tree, f"{key} is a whole number below {_LIMIT:,}")
+            return default
+        return value
 
     def number(self, key: str, maximum: float = math.inf, above: float = 0.0) -> float | None:
         """A number above ``above`` and up to ``maximum``; ``None`` where missing, null or wrong."""
@@ -73,7 +80,7 @@ class Fields:
         if tree is None or tree.value is None:
             return None
         value = tree.value
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LIMIT
         if not is_number or not above < value <= maximum:
             upper = "" if maximum == math.inf else f" and at most {maximum:g}"
             self.wrong(tree, f"{key} is a number above {above:g}{upper}")
