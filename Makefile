@@ -46,10 +46,8 @@ imports: $(STAMP)
 	lint-imports --no-logo
 
 unit: $(STAMP) browser
-	@echo "== tests (unit, property, docs, browser), two at a time"
-	pytest -n 2 --dist loadgroup tests/docs tests/browser tests/unit tests/property
-	@echo "== tests (ray; those that need a GPU or vLLM say so)"
-	pytest tests/ray tests/gpu tests/vllm
+	@echo "== tests, two at a time; those that need a GPU or vLLM say so"
+	pytest -n 2 tests
 
 # The oldest Ray that is supported, in an environment of its own that is kept between checkouts.
 OLDEST := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/roost/ray-2.47

@@ -10,7 +10,6 @@ from selenium.webdriver.common.keys import Keys
 import roost
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
 
 CRAMPED = {
     "cluster": {

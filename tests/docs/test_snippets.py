@@ -17,7 +17,6 @@ from snippets import PAGES, ROOT, Block, blocks_of, commands_of, matches
 
 UPDATE = os.environ.get("UPDATE_SNAPSHOTS") == "1"
 LANGUAGES = {"python", "yaml", "console", "sh", "text", "json"}
-pytestmark = pytest.mark.xdist_group("docs")  # some start a Ray: one after another
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -48,7 +48,7 @@ def other_driver(four_nodes: LocalRay) -> Iterator[Driver]:
         driver(
             """
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 ray.init(logging_level="warning")
 
@@ -58,6 +58,10 @@ groups = []
 def which():
     return int(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
 
+def was_not_tried(group):
+    "Whether Ray has not found yet that there is no room for it."
+    return placement_group_table(group)["stats"]["scheduling_state"] == "QUEUED"
+
 def take(rank, most, cpus=0):
     "Takes up to so many GPUs of a node; returns which it got."
     global groups
@@ -65,6 +69,8 @@ def take(rank, most, cpus=0):
     groups = [placement_group([{"GPU": 1, f"node:127.0.0.{2 + rank}": 0.001, **cpu}]) for _ in range(most)]
     got = []
     for group in list(groups):
+        while not group.wait(0.2) and was_not_tried(group):
+            pass
         if group.wait(1.0):
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
             got.append(ray.get(which.options(scheduling_strategy=strategy).remote(), timeout=30))

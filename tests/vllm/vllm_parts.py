@@ -12,7 +12,7 @@ from roost.plan import TensorShards
 from roost.rl.train import TrainWorker
 
 VOCABULARY = 512
-CONTEXT = 1024
+CONTEXT = 4096
 OPTIONS = ["--max-model-len", str(CONTEXT), "--dtype", "float32", "--enforce-eager"]
 
 
