@@ -1,6 +1,8 @@
 """Vendors as data, and the registry of other hardware."""
 
 import pickle
+import sys
+import types
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -8,6 +10,8 @@ import pytest
 
 from roost import AcceleratorType, ConfigError, Plan, RoostError, Topology, register_accelerator, register_hardware
 from roost.hardware import accelerators, hardware_types
+from roost.hardware.accelerators import Device
+from roost.hardware.vendors import nvidia
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ def test_vendors(vendor, variable):
 
 
 @pytest.mark.parametrize("vendor", ["NVIDIA", "AMD", "ASCEND", "INTEL", "KUNLUN", "MUSA"])
-def test_every_vendor_of_the_issue_has_its_variables(vendor):
+def test_every_vendor_has_its_variables(vendor):
     kind = getattr(AcceleratorType, vendor)
     assert kind.visible_devices_variable
     assert kind.noset_variable.startswith("RAY_EXPERIMENTAL_NOSET_")
@@ -35,6 +39,31 @@ def test_every_vendor_of_the_issue_has_its_variables(vendor):
     assert environment[kind.visible_devices_variable] == "2,3"
     assert environment[kind.noset_variable] == "1"
     assert kind.name in AcceleratorType.names()
+
+
+def test_a_gpu_that_does_not_answer_every_question_is_known(monkeypatch):
+    library = types.ModuleType("pynvml")
+
+    class NVMLError(Exception):
+        pass
+
+    def refused(handle):
+        raise NVMLError("not supported")
+
+    vars(library).update(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=refused,
+        nvmlDeviceGetComputeRunningProcesses=refused,
+        nvmlDeviceGetUtilizationRates=refused,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert nvidia._detect() == [Device("0", "GPU-0", "H200")]
 
 
 def test_no_accelerator_has_no_variables():

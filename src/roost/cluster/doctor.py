@@ -110,7 +110,8 @@ def _busy(node: NodeInfo) -> Check:
         return Check(node.rank, "busy", True, "nobody uses its accelerators")
     text = "; ".join(
         f"{device.id}: process{'es' if len(device.pids) > 1 else ''} {', '.join(map(str, device.pids))}"
-        f" ({device.used_gib:g} GiB)" for device in busy[:8]
+        + (f" ({device.used_gib:g} GiB)" if device.used_gib is not None else "")
+        for device in busy[:8]
     )  # fmt: skip
     return Check(node.rank, "busy", False, text, "end those processes, or keep the job off these accelerators")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from roost.hardware.accelerators import AcceleratorType, Device, Holder, Usage, register_accelerator
@@ -22,16 +23,16 @@ def _detect() -> list[Device]:
         devices = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+            users = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
             devices.append(
                 Device(
                     str(index),
                     str(pynvml.nvmlDeviceGetUUID(handle)),
                     str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
-                    round(memory.total / 2**30, 1),
-                    round(memory.used / 2**30, 1),
-                    tuple(sorted(user.pid for user in users)),
+                    None if memory is None else _gib(memory.total),
+                    None if memory is None else _gib(memory.used),
+                    tuple(sorted(user.pid for user in users or ())),
                     _busy(handle),
                 )
             )
@@ -62,14 +63,26 @@ def _visible_uuids() -> list[str] | None:
     return uuids
 
 
+def _told(question: Callable[[Any], Any], handle: Any) -> Any:
+    """What the library answers; nothing where it does not for this GPU, such as for one that is cut in slices."""
+    import pynvml
+
+    try:
+        return question(handle)
+    except pynvml.NVMLError:
+        return None
+
+
 def _busy(handle: Any) -> float | None:
     """Share of the last moments in which a GPU computed."""
     import pynvml
 
-    try:
-        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-    except pynvml.NVMLError:  # such as a slice of a GPU
-        return None
+    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return None if rates is None else float(rates.gpu / 100)
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 1)
 
 
 @functools.cache
@@ -91,11 +104,9 @@ def _usage() -> list[Usage]:
     for index, uuid, handle in _known_devices():
         import pynvml
 
-        try:
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        except pynvml.NVMLError:
-            continue
-        found.append(Usage(index, uuid, round(memory.total / 2**30, 1), round(memory.used / 2**30, 1), _busy(handle)))
+        memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if memory is not None:
+            found.append(Usage(index, uuid, _gib(memory.total), _gib(memory.used), _busy(handle)))
     return found
 
 
@@ -105,12 +116,8 @@ def _holders() -> list[Holder]:
     for _, uuid, handle in _known_devices():
         import pynvml
 
-        try:
-            users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except pynvml.NVMLError:
-            continue
-        for user in users:
-            used = None if user.usedGpuMemory is None else round(user.usedGpuMemory / 2**30, 1)
+        for user in _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+            used = None if user.usedGpuMemory is None else _gib(user.usedGpuMemory)
             found.append(Holder(uuid, int(user.pid), used))
     return found
 
