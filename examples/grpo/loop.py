@@ -26,6 +26,7 @@ from grpo.learner import GrpoConfig
 from grpo.model import TINY, TinyLM
 from grpo.trainer import GrpoTrainer
 from roost import Cluster, DataBuffer, PerRank, Plan, RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup
+from roost.rl.pretrained import Pretrained
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Record:
 def main(cluster: Cluster, plan: Plan, config: Mapping[str, Any]) -> int:
     """Runs the job; returns an exit code."""
     settings = Settings.read(config)
+    if settings.model:
+        Pretrained(settings.model).check()  # before anything is started
     console = Console()
     roles = {component.role for component in plan.components}
     if "actor" not in roles:

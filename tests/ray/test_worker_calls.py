@@ -416,9 +416,9 @@ def test_calls_do_not_overtake_one_whose_arguments_are_still_loaded(group: roost
 
 
 def test_calls_through_a_lane_need_not_wait(group: roost.WorkerGroup) -> None:
-    group.open_lanes([1])
-    slow = group.execute_on(1).nap(1.0)
-    assert group.begin(1, "hello", in_order=False).wait(30) == [1]
+    group.open_lanes([2], in_order=False)
+    slow = group.execute_on(2).nap(1.0)
+    assert group.begin(2, "hello").wait(30) == [2]
     assert not slow.done()
     slow.wait()
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from roost.errors import RoostError
 from roost.rl.borrowed import BorrowedTensors, Lender
+from roost.rl.engine import Engine, EngineOutput
 from roost.rl.torch_engine import TorchEngine
+from roost.rl.torch_weights import ModuleWeights
 from roost.rl.weights.buffers import StagedTensors
 
 
@@ -41,7 +46,8 @@ def test_one_that_is_not_reaped_yet_is_dead() -> None:
 def test_a_number_that_is_another_process_by_now_is_dead() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     lender = Lender(process.pid)
-    lender._started = "1"
+    assert lender._known is not None
+    lender._known = replace(lender._known, started=1)
     assert not lender.is_alive()
     process.communicate(b"\n")
 
@@ -79,3 +85,31 @@ def test_an_engine_that_let_go_computes_again_when_the_same_version_comes_again(
         assert engine.generate([[1]], greedy)[0].output_ids == [2, 3, 0]
     finally:
         engine.stop()
+
+
+def test_what_is_on_another_device_is_copied() -> None:
+    module = torch.nn.Embedding(4, 4, device="meta")
+    weights = ModuleWeights(module, torch.device("meta"))
+    weights.borrow({"weight": torch.eye(4)}, Lender(os.getpid()))
+    weights.give_back()
+    assert weights.is_here
+    assert (module.weight.device.type, module.weight.numel()) == ("meta", 16)  # its own, as before
+
+
+class Copying(Engine):
+    """Has nothing to say of aliasing."""
+
+    def generate(self, prompts: Any, params: Any) -> list[EngineOutput]:
+        return []
+
+    def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {}
+
+    def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
+        self.version = version
+
+
+def test_an_engine_that_cannot_borrow_copies() -> None:
+    engine = Copying()
+    engine.alias_weights({}, 3, Lender(os.getpid()))
+    assert engine.version == 3

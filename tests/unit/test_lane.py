@@ -14,52 +14,58 @@ from roost.rl.lock import LeaseLock
 from roost.worker.lane import LaneAddress, LaneClient, LaneError, LaneServer
 
 
-def never(method: str, *args: Any) -> Any:
-    raise AssertionError(f"{method} went another way")
+def ask(client: LaneClient, method: str, *args: Any) -> Any:
+    try:
+        return client.begin(method, *args).result(40.0)
+    except LaneError as error:
+        raise error.cause from None
 
 
 def test_calls_and_their_errors_come_through() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
     client = LaneClient(server.address)
-    token = client.call(never, "acquire", "exclusive", "one", 1.0, timeout_s=1.0)
-    assert client.call(never, "state")["ttl_s"] == 10.0
+    token = ask(client, "acquire", "exclusive", "one", 1.0)
+    assert ask(client, "state")["ttl_s"] == 10.0
     with pytest.raises(RoostError, match="waited"):
-        client.call(never, "acquire", "shared", "two", 0.05, timeout_s=0.05)
-    client.call(never, "release", token)
+        ask(client, "acquire", "shared", "two", 0.05)
+    ask(client, "release", token)
     with pytest.raises(RoostError, match="ended"):
-        client.call(never, "release", token)
+        ask(client, "release", token)
     server.close()
 
 
 def test_those_who_wait_do_not_hold_up_others() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
     client = LaneClient(server.address)
-    token = client.call(never, "acquire", "exclusive", "one", 1.0)
-    waiting = [threading.Thread(target=client.call, args=(never, "acquire", "shared", str(n), 30.0)) for n in range(80)]
+    token = ask(client, "acquire", "exclusive", "one", 1.0)
+    waiting = [threading.Thread(target=ask, args=(client, "acquire", "shared", str(n), 30.0)) for n in range(80)]
     for thread in waiting:
         thread.start()
-    client.call(never, "renew", token)
-    client.call(never, "release", token)
+    ask(client, "renew", token)
+    ask(client, "release", token)
     for thread in waiting:
         thread.join(30)
     assert not any(thread.is_alive() for thread in waiting)
     server.close()
 
 
-def test_without_a_lane_calls_go_the_other_way() -> None:
-    def other(method: str, *args: Any) -> Any:
-        return (method, *args)
-
-    assert LaneClient(None).call(other, "renew", 3) == ("renew", 3)
+def test_who_does_not_know_the_key_is_refused() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
-    address = server.address
-    wrong = LaneAddress(address.host, address.port, b"another key")
-    assert LaneClient(wrong).call(other, "renew", 3) == ("renew", 3)
-    client = LaneClient(address)
-    client.call(other, "state")
+    wrong = LaneAddress(server.address.host, server.address.port, b"another key")
+    with pytest.raises(ConnectionError):
+        LaneClient(wrong).begin("state")
+    assert ask(LaneClient(server.address), "state")["ttl_s"] == 10.0
     server.close()
-    client._free[0].connection.close()  # as if the hub were gone
-    assert client.call(other, "renew", 3) == ("renew", 3)
+
+
+def test_a_connection_that_has_ended_meanwhile_is_an_error() -> None:
+    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    client = LaneClient(server.address)
+    ask(client, "state")
+    client._free[0].connection.close()
+    with pytest.raises(ConnectionError):
+        client.begin("state")
+    server.close()
 
 
 def test_an_answer_that_nobody_wants_is_not_given_to_the_next() -> None:
@@ -67,7 +73,7 @@ def test_an_answer_that_nobody_wants_is_not_given_to_the_next() -> None:
     client = LaneClient(server.address)
     first = client.begin("acquire", "exclusive", "one", 1.0)
     first.forget()
-    assert client.call(never, "state")["ttl_s"] == 10.0
+    assert ask(client, "state")["ttl_s"] == 10.0
     assert len(client._free) == 1
     server.close()
 

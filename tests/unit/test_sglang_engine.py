@@ -30,9 +30,6 @@ from roost.rl.weights.files import version_folder
 LONG = {"max_new_tokens": 200, "temperature": 0}
 
 
-pytestmark = pytest.mark.xdist_group("sglang")  # its servers are started once
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_home(tmp_path_factory.mktemp("sglang"))
@@ -216,6 +213,16 @@ def test_pausing_aborts_or_waits_and_holds(engine: SglangEngine) -> None:
         assert held.result()[0] == whole[:8]
     with pytest.raises(roost.RolloutError, match="'never' is no way to pause"):
         engine.pause("never")
+
+
+def test_waiting_for_what_runs_has_an_end(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Started(lambda: engine.generate([PROMPT], LONG))
+    wait_for(lambda: state(engine)["running"] == 1, "work")
+    monkeypatch.setattr(engine, "timeout_s", 0.1)
+    with pytest.raises(roost.RolloutError, match=r"still had requests after 0\.1 s"):
+        engine.pause("wait")
+    monkeypatch.undo()
+    assert asked.result()[0].finish_reason == "length"  # nothing was done to it
 
 
 def test_aborting_one_request(engine: SglangEngine) -> None:

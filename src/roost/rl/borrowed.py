@@ -6,13 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from roost.worker.processes import look_at
+
 __all__ = ["BorrowedTensors", "Lender"]
-
-
-PF_EXITING = 0x4
-"""A flag of a process that has begun to end: its memory goes before it does."""
-_FLAGS, _STARTED = 6, 19
-"""Fields of ``/proc/<pid>/stat``, counted from the state of the process."""
 
 
 class Lender:
@@ -24,22 +20,14 @@ class Lender:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        found = self._look()
-        self._started = found[_STARTED] if found else ""
+        self._known = look_at(pid)
 
     def is_alive(self) -> bool:
         """Whether it runs; its memory is not to be trusted otherwise."""
-        found = self._look()
-        if not found or found[_STARTED] != self._started:  # gone, or the number is another's by now
+        found = look_at(self.pid)
+        if found is None or self._known is None:
             return False
-        return found[0] not in ("Z", "X") and not int(found[_FLAGS]) & PF_EXITING
-
-    def _look(self) -> list[str]:
-        try:
-            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-                return file.read().rpartition(")")[2].split()
-        except OSError:
-            return []
+        return found.is_alive and found.started == self._known.started  # else the number is another's by now
 
 
 class BorrowedTensors:

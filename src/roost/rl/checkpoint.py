@@ -11,7 +11,7 @@ from roost.errors import Finding, RolloutError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["read_checkpoint"]
+__all__ = ["indexed_files", "read_checkpoint"]
 
 INDEX = ".safetensors.index.json"
 
@@ -27,7 +27,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, torch.Tensor]:
 
     folder = Path(folder)
     problems: list[Finding] = []
-    expected = _indexed(folder, problems)
+    expected = indexed_files(folder, problems)
     files = (
         sorted(set(expected.values())) if expected is not None else sorted(p.name for p in folder.glob("*.safetensors"))
     )
@@ -63,7 +63,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _indexed(folder: Path, problems: list[Finding]) -> dict[str, str] | None:
+def indexed_files(folder: Path, problems: list[Finding]) -> dict[str, str] | None:
     """Which file has which tensor, where the folder has an index."""
     indexes = sorted(folder.glob(f"*{INDEX}"))
     if not indexes:

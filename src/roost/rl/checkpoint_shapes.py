@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import Finding, Fix, RolloutError
+from roost.rl.checkpoint import indexed_files
 
 __all__ = ["DTYPES", "checkpoint_tensors"]
 
-INDEX = ".safetensors.index.json"
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -31,9 +31,10 @@ def checkpoint_tensors(folder: str | Path) -> dict[str, tuple[tuple[int, ...], s
     """
     folder = Path(folder)
     problems: list[Finding] = []
-    files = _files(folder, problems)
+    indexed = indexed_files(folder, problems)
+    files = {path.name for path in folder.glob("*.safetensors")} if indexed is None else set(indexed.values())
     found: dict[str, tuple[tuple[int, ...], str]] = {}
-    for file in files:
+    for file in sorted(files):
         try:
             found.update(_header(folder / file))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
@@ -41,17 +42,6 @@ def checkpoint_tensors(folder: str | Path) -> dict[str, tuple[tuple[int, ...], s
     if problems:
         raise RolloutError(problems)
     return found or _built(folder)
-
-
-def _files(folder: Path, problems: list[Finding]) -> list[str]:
-    """The files that have its tensors: those of its index, or all."""
-    for index in sorted(folder.glob(f"*{INDEX}")):
-        try:
-            return sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(_problem(f"{index} is no index of shards: {error!r}"))
-            return []
-    return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
 def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -64,11 +64,11 @@ class EngineHandle:
 
     def open_lane(self, member: int) -> None:
         """Makes a shorter way for :meth:`begin`."""
-        self.group.open_lanes([self.first + member])
+        self.group.open_lanes([self.first + member], in_order=False)
 
     def begin(self, member: int, method: str, *args: Any) -> GroupResult | LaneResult:
         """Calls a method of one member by the shortest way that there is."""
-        return self.group.begin(self.first + member, method, *args, in_order=False)
+        return self.group.begin(self.first + member, method, *args)
 
     def call_all(self, method: str, *args: Any) -> GroupResult:
         """Calls a method of all members."""

@@ -12,13 +12,15 @@ from roost.errors import RoostError, WorkerError
 from roost.rl.buffer import DataBuffer
 from roost.rl.lock import HeldLock, Kind, LeaseLock
 from roost.rl.router import Router
-from roost.worker import Worker, WorkerGroup
-from roost.worker.lane import LaneAddress, LaneClient, LaneServer
+from roost.worker import GroupResult, Worker, WorkerGroup
+from roost.worker.results import LaneResult
 
 __all__ = ["CONCURRENCY", "BufferClient", "Hub", "LockClient", "call_hub"]
 
 CONCURRENCY = 64
 """How many callers may wait in the hub at once."""
+ANSWER_S = 30.0
+"""How much longer than the call itself the lock's answer may take."""
 
 
 class Hub(Worker):
@@ -28,10 +30,8 @@ class Hub(Worker):
         self._buffer = DataBuffer(capacity)
         self._lock = LeaseLock(lock_ttl_s)
         self._router: Router | None = None
-        host = str(ray.util.get_node_ip_address())
-        self._lane = LaneServer(self._lock, host)
         if router is not None:
-            self._router = Router(host=host, **router)
+            self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
             self._router.start()
 
     def status_note(self) -> str:
@@ -50,10 +50,6 @@ class Hub(Worker):
         """Calls the lock."""
         return getattr(self._lock, method)(*args, **kwargs)
 
-    def lane(self) -> LaneAddress:
-        """A shorter way to the lock."""
-        return self._lane.address
-
     def router(self, method: str, *args: Any) -> Any:
         """Calls the router."""
         return getattr(self._router, method)(*args) if self._router is not None else None
@@ -61,8 +57,12 @@ class Hub(Worker):
 
 def call_hub(hub: WorkerGroup, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a part of the hub; its errors arrive as they are."""
+    return _value_of(getattr(hub, part)(method, *args, **kwargs))
+
+
+def _value_of(result: GroupResult | LaneResult, timeout_s: float | None = None) -> Any:
     try:
-        return getattr(hub, part)(method, *args, **kwargs).wait()[0]
+        return result.wait(timeout_s)[0]
     except WorkerError as error:
         if isinstance(error.__cause__, RoostError):
             raise error.__cause__ from None
@@ -91,7 +91,7 @@ class LockClient:
 
     def __init__(self, hub: WorkerGroup) -> None:
         self._hub = hub
-        self._lane = LaneClient(hub.lane().wait()[0])
+        hub.open_lanes([0], in_order=False)  # every generation takes the lock, and those who wait must not fill the hub
         self._ttl_s: float = self.state()["ttl_s"]
 
     @staticmethod
@@ -112,8 +112,7 @@ class LockClient:
         return self._call("state")
 
     def _call(self, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
-        otherwise = partial(call_hub, self._hub, "lock")
-        return self._lane.call(otherwise, method, *args, timeout_s=timeout_s)
+        return _value_of(self._hub.begin(0, "lock", method, *args), timeout_s + ANSWER_S)
 
     def _hold(self, kind: Kind, holder: str, timeout_s: float) -> HeldLock:
         return HeldLock(

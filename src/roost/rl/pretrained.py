@@ -59,7 +59,7 @@ class Pretrained:
             RolloutError: Where there is no such model (E120), or its weights do not fit it (E102); all
                 that was found.
         """
-        self._check()
+        self.check()
         from transformers import AutoConfig, AutoModelForCausalLM
 
         here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -84,8 +84,12 @@ class Pretrained:
         _check_causal(model.eval())
         return model
 
-    def _check(self) -> None:
-        """Refuses what needs no loading to be seen."""
+    def check(self) -> None:
+        """Refuses what needs no loading to be seen.
+
+        Raises:
+            RolloutError: With all of it (E120).
+        """
         problems: list[Finding] = []
         if importlib.util.find_spec("transformers") is None:
             fix = Fix("install it", "pip install 'roost[transformers]'")

@@ -24,10 +24,10 @@ from roost.errors import (
 )
 from roost.placement import NodePlacementStrategy
 from roost.plan import ComponentPlan, Plan
-from roost.rl.client import EngineClient
 from roost.rl.engine import Engine
+from roost.rl.fleet import Fleet
 from roost.rl.handles import EngineHandle, ExternalEngine
-from roost.rl.hub import CONCURRENCY, BufferClient, Hub, LockClient, call_hub
+from roost.rl.hub import CONCURRENCY, BufferClient, Hub, LockClient
 from roost.rl.requests import make_requests
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
@@ -38,7 +38,6 @@ from roost.worker import GroupRequest, WorkerGroup
 __all__ = ["RolloutManager"]
 
 ROLE = "rollout"
-WATCH_S = 1.0
 ABORT_S = 0.2
 STOP_S = 10.0
 """How long engines may take to stop."""
@@ -94,10 +93,8 @@ class RolloutManager:
         self._groups: list[WorkerGroup] = []
         self._reservations: list[int] = []
         self._sync: WeightSync | None = None
-        self._changing = threading.RLock()
-        self._closed = threading.Event()
-        self._client: EngineClient | None = None
-        self._watcher: threading.Thread | None = None
+        self._fleet: Fleet | None = None
+        self._is_closed = False
         self._last_version = 0
         self._folder = weights_folder
         self._own_folder = ""
@@ -106,8 +103,6 @@ class RolloutManager:
         except BaseException:
             self.close()
             raise
-        self._watcher = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
-        self._watcher.start()
 
     # Starting ------------------------------------------------------------------------------
 
@@ -137,8 +132,9 @@ class RolloutManager:
             self._engines += future.result()
         self._engines += [self._starter.find_external(address) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._client = EngineClient(self.url)
-        self._register(self._engines)
+        self._fleet = Fleet(self.name, self._engines, self._hub, self.url)
+        self._fleet.register(self._engines)
+        self._fleet.watch()
 
     def _launch_hub(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> WorkerGroup:
         hub = GroupRequest(Hub, (capacity, lock_ttl_s, router)).launch(
@@ -152,21 +148,6 @@ class RolloutManager:
         self._groups.append(group)
         return self._starter.start_all(component, group)
 
-    def _register(self, engines: Sequence[EngineHandle | ExternalEngine]) -> None:
-        """Lets engines get requests."""
-        new = [engine for engine in engines if engine.url and not engine.is_registered]
-        if self.url and new:
-            with ThreadPoolExecutor(min(16, len(new))) as pool:
-                list(pool.map(lambda engine: call_hub(self._hub, "router", "add", engine.url), new))
-        for engine in new:
-            engine.is_registered = True
-        self._route()
-
-    def _route(self) -> None:
-        """Without a router, the client goes to all engines in turn."""
-        if self._client is not None and not self.url:
-            self._client.urls = [engine.url for engine in self._engines if engine.is_registered]
-
     # What there is -------------------------------------------------------------------------
 
     @property
@@ -175,9 +156,15 @@ class RolloutManager:
         return list(self._engines)
 
     @property
+    def _running(self) -> Fleet:
+        if self._fleet is None:
+            raise _none_alive()
+        return self._fleet
+
+    @property
     def alive_engines(self) -> list[EngineHandle | ExternalEngine]:
         """Those that run."""
-        return [engine for engine in self._engines if engine.is_alive]
+        return self._running.alive
 
     def __repr__(self) -> str:
         return f"RolloutManager({self.name!r}, {counted(len(self._engines), 'engine')}, version {self.version})"
@@ -200,11 +187,11 @@ class RolloutManager:
             timeout_s: How long all of it may take.
         """
         deadline = time.monotonic() + timeout_s
-        if self._client is None or not any(engine.is_registered for engine in self._engines):
+        if not self._running.serves:
             raise _none_alive()
         with self.lock.shared(f"{self.name}: generation", timeout_s):
             requests, owners = make_requests(groups, params)
-            answers = self._client.generate_all(requests, timeout_s=max(1.0, deadline - time.monotonic()))
+            answers = self._running.client.generate_all(requests, timeout_s=max(1.0, deadline - time.monotonic()))
         for samples, outputs in zip(owners, answers, strict=True):
             for sample, output in zip(samples, outputs, strict=True):
                 sample.output_ids += output.output_ids
@@ -267,7 +254,7 @@ class RolloutManager:
         if pause not in PAUSES:
             message = f"pause is one of {', '.join(PAUSES)}, not {pause!r}"
             raise RolloutError([Finding("S201", message)])
-        with self._changing:
+        with self._running.changing:
             if self._sync is None or self._sync.train is not train:
                 if self._sync is not None:
                     self._sync.close()
@@ -277,7 +264,7 @@ class RolloutManager:
             version = self._last_version + 1
             report = self._send(self._sync, version, pause)
             self.version = self._last_version = version
-            self._register(self.alive_engines)
+            self._running.register(self.alive_engines)
             return report
 
     def _send(self, sync: WeightSync, version: int, pause: str) -> SyncReport:
@@ -293,7 +280,7 @@ class RolloutManager:
                 dead = self.find_dead()
                 if dead and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
                     continue
-                if "S203" in error.codes and self._find_dead_external():
+                if "S203" in error.codes and self._running.find_dead_external():
                     continue
                 if isinstance(error, WorkerError) or "W203" in error.codes:
                     what = f"version {version} was not sent, and engines keep version {self.version}"
@@ -343,7 +330,7 @@ class RolloutManager:
 
     def unmap_weights(self) -> None:
         """Has engines let go of the trainer's memory, so that it can be freed; the next update maps it again."""
-        with self._changing:
+        with self._running.changing:
             if self._sync is not None and self._sync.maps_memory:
                 self._sync.close()
 
@@ -351,42 +338,14 @@ class RolloutManager:
 
     def find_dead(self) -> list[EngineHandle]:
         """Looks which engines are gone; takes them out of the router, and returns the new ones."""
-        found = []
-        with self._changing:
-            for engine in self._engines:
-                if isinstance(engine, ExternalEngine) or not engine.is_alive:
-                    continue
-                ranks = range(engine.first, engine.first + engine.num_members)
-                if any(state["state"] == "dead" for state in engine.group.states(ranks, timeout=2.0)):
-                    engine.is_alive = False
-                    found.append(engine)
-            for engine in found:
-                self._unregister(engine)
-                engine.end_members()
-        return found
-
-    def _find_dead_external(self) -> bool:
-        """Looks which engines elsewhere are gone; whether any is."""
-        external = [engine for engine in self.alive_engines if isinstance(engine, ExternalEngine)]
-        gone = [engine for engine in external if engine.health()]
-        for engine in gone:
-            engine.is_alive = False
-            self._unregister(engine)
-        return bool(gone)
-
-    def _unregister(self, engine: EngineHandle | ExternalEngine) -> None:
-        if engine.is_registered:
-            engine.is_registered = False
-            self._route()
-            with contextlib.suppress(RoostError):
-                call_hub(self._hub, "router", "remove", engine.url)
+        return self._running.find_dead()
 
     def recover(self) -> list[EngineHandle | ExternalEngine]:
         """Starts engines that died again, on the same accelerators; returns them.
 
         So are those elsewhere that answer again. All serve once the next weight update has reached them.
         """
-        with self._changing:
+        with self._running.changing:
             self.find_dead()
             back: list[EngineHandle | ExternalEngine] = []
             for engine in [engine for engine in self._engines if not engine.is_alive]:
@@ -399,26 +358,18 @@ class RolloutManager:
                     self._last_version = max(self._last_version, engine.version)
                 back.append(engine)
             if self.version == 0:
-                self._register(back)
+                self._running.register(back)
             return back
-
-    def _watch(self) -> None:
-        """Looks after engines in the background: requests do not go to the dead for long."""
-        while not self._closed.wait(WATCH_S):
-            with contextlib.suppress(Exception):
-                self.find_dead()
 
     # Ending --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Ends engines, router and hub, and gives everything back."""
-        if self._closed.is_set():
+        if self._is_closed:
             return
-        self._closed.set()
-        if self._watcher is not None:
-            self._watcher.join(5.0)
-        if self._client is not None:
-            self._client.close()
+        self._is_closed = True
+        if self._fleet is not None:
+            self._fleet.close()
         if self._sync is not None:
             with contextlib.suppress(RoostError):
                 self._sync.close()

@@ -10,9 +10,9 @@ import torch
 from roost.errors import Finding, Fix, RolloutError
 from roost.rl.borrowed import BorrowedTensors, Lender
 from roost.rl.memory import HostCopies, device_storages
-from roost.rl.weights.buffers import Copies, StagedTensors
+from roost.rl.weights.buffers import Copies, StagedTensors, dtype_name
 
-__all__ = ["ModuleWeights", "dtype_name"]
+__all__ = ["ModuleWeights"]
 
 
 class ModuleWeights:
@@ -71,11 +71,14 @@ class ModuleWeights:
         return made
 
     def borrow(self, named: Mapping[str, torch.Tensor], lender: Lender) -> None:
-        """Computes with these tensors themselves from now on.
+        """Computes with these tensors themselves from now on; those of another device are copied.
 
         Raises:
             RolloutError: Where names, shapes or dtypes differ; all of it (E102).
         """
+        if any(not _is_on(self._device, tensor) for tensor in named.values()):
+            self.copies(named).run()
+            return
         if isinstance(named, StagedTensors) and self._borrowed is not None and named.kept == (self._borrowed, lender):
             return  # they are in use
         given = self.checked(named)
@@ -151,9 +154,8 @@ class ModuleWeights:
         self._host.onload()
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Such as ``float32``."""
-    return str(tensor.dtype).removeprefix("torch.")
+def _is_on(device: torch.device, tensor: torch.Tensor) -> bool:
+    return tensor.device.type == device.type and (tensor.device.index or 0) == (device.index or 0)
 
 
 def _tensors_of(module: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -17,7 +17,7 @@ from roost.cluster import Cluster
 from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
 from roost.rl.memory import HostCopies, device_storages
-from roost.rl.torch_weights import dtype_name
+from roost.rl.weights.buffers import dtype_name
 from roost.rl.weights.channels import Channel, WeightDescription
 from roost.rl.weights.ends import WeightSender
 from roost.rl.weights.flags import Flags, FlagsAddress

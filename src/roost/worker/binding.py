@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.cluster.nodes import NodeInfo
-from roost.errors import AttestationError, Finding
-from roost.plan import Plan, Process
-from roost.worker.strangers import Stranger
+from roost.errors import AttestationError, Finding, LaunchError
+from roost.hardware.accelerators import Device
+from roost.plan import ComponentPlan, Plan, Process
+from roost.worker.strangers import Stranger, findings_of
 
-__all__ = ["Attestation", "Binding", "compare"]
+__all__ = ["Attestation", "Binding", "check_strangers", "compare"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,32 @@ def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo],
             )
     if findings:
         raise AttestationError(findings)
+
+
+def check_strangers(
+    component: ComponentPlan, nodes: Sequence[NodeInfo], processes: Sequence[Process], found: Sequence[Attestation]
+) -> None:
+    """Refuses accelerators whose memory others hold: they would leave too little.
+
+    Raises:
+        LaunchError: With every process that holds some.
+    """
+    findings: list[Finding] = []
+    used = component.accelerators
+    for process, attestation in zip(processes, found, strict=True):
+        if not attestation.strangers:
+            continue
+        node = nodes[process.placement.cluster_node_rank]
+        devices = [node.accelerators[index] for index in used.get(node.rank, ())]
+        names = {device.uuid: _name(node, device) for device in devices}
+        findings += findings_of(node.rank, attestation.strangers, names)
+    if findings:
+        raise LaunchError(findings)
+
+
+def _name(node: NodeInfo, device: Device) -> str:
+    name = f"{node.accelerator_type.noun} {device.id}"
+    return name if device.memory_gib is None else f"{name} ({device.memory_gib:g} GiB)"
 
 
 def _planned(process: Process, node: NodeInfo) -> dict[str, Any]:

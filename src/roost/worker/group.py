@@ -51,6 +51,7 @@ class WorkerGroup:
         self._chosen: tuple[int, ...] | None = None
         self._sent = [0] * self.world_size
         self._lanes: dict[int, LaneClient] = {}
+        self._in_order: set[int] = set()
         self._last: dict[int, ray.ObjectRef] = {}
         self._is_open = True
 
@@ -111,12 +112,17 @@ class WorkerGroup:
                 own_kwargs = {key: _for_rank(value, index, len(ranks)) for key, value in kwargs.items()}
             refs.append(getattr(self._handles[rank], how).remote(method, own_args, own_kwargs))
             self._sent[rank] += 1
-            if rank in self._lanes:
+            if rank in self._in_order:
                 self._last[rank] = refs[-1]
         return refs
 
-    def open_lanes(self, ranks: Sequence[int]) -> None:
+    def open_lanes(self, ranks: Sequence[int], in_order: bool = True) -> None:
         """Makes a shorter way for :meth:`begin` to some workers, whose calls until now have ended.
+
+        Args:
+            ranks: The workers.
+            in_order: Whether calls by it wait for all that were made before them, as calls through Ray do on
+                workers that take one at a time.
 
         Raises:
             WorkerError: Where one has none, or is gone.
@@ -127,24 +133,18 @@ class WorkerGroup:
                 self._lanes[rank] = LaneClient(ray.get(ref))
             except ray.exceptions.RayError as error:
                 raise failure_of(self, rank, error, "opening a lane") from error
+            if in_order:
+                self._in_order.add(rank)
 
-    def begin(self, rank: int, method: str, *args: Any, in_order: bool = True) -> GroupResult | LaneResult:
-        """Calls a method of one worker by the shortest way that there is.
-
-        Args:
-            rank: The worker.
-            method: The method.
-            args: Its arguments.
-            in_order: Whether it waits for all calls that were made before it, as calls through Ray do on workers
-                that take one at a time.
-        """
+    def begin(self, rank: int, method: str, *args: Any) -> GroupResult | LaneResult:
+        """Calls a method of one worker by the shortest way that there is."""
         lane = self._lanes.get(rank)
-        if lane is not None and (not in_order or self._has_ended(rank)):
+        if lane is not None and self._has_ended(rank):
             try:
-                after = self._sent[rank] if in_order else -1
+                after = self._sent[rank] if rank in self._in_order else -1
                 call = lane.begin("call_in_lane", method, args, after)
             except OSError:
-                del self._lanes[rank]
+                self._lanes.pop(rank, None)  # it would be tried, and waited for, at every call
             else:
                 self._sent[rank] += 1
                 return LaneResult(self, method, rank, call)
@@ -168,7 +168,8 @@ class WorkerGroup:
             self._cluster, self.name, self._handles, self._node_ranks, tuple(self._methods), self.binding
         )
         part._chosen = tuple(ranks)
-        part._sent, part._lanes, part._last = self._sent, self._lanes, self._last
+        part._sent, part._lanes = self._sent, self._lanes
+        part._in_order, part._last = self._in_order, self._last
         return part
 
     # Watching ------------------------------------------------------------------------------

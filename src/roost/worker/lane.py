@@ -12,20 +12,17 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from ray import cloudpickle
 
-from roost.errors import RoostError
-
 __all__ = ["LaneAddress", "LaneCall", "LaneClient", "LaneError", "LaneServer"]
 
 CONNECT_S = 2.0
 SPARE_S = 10.0
-"""How much longer than the call itself its answer may take."""
+"""How long the other end may take to say what it owes."""
 RETRY_S = 0.1
 """After so long a server that could not take a client tries again."""
 
@@ -120,10 +117,10 @@ class LaneClient:
     """Calls through a lane, from any thread.
 
     Args:
-        address: Where it is; ``None``: nowhere.
+        address: Where it is.
     """
 
-    def __init__(self, address: LaneAddress | None) -> None:
+    def __init__(self, address: LaneAddress) -> None:
         self._address = address
         self._free: list[_Link] = []
 
@@ -149,29 +146,8 @@ class LaneClient:
             raise ConnectionError(str(error)) from error
         return LaneCall(link, self._free)
 
-    def call(self, otherwise: Callable[..., Any], method: str, *args: Any, timeout_s: float = 0.0) -> Any:
-        """Calls a method that takes so long at most; ``otherwise`` is called where nothing comes back.
-
-        Raises:
-            RoostError: As the method raised it.
-        """
-        try:
-            return self.begin(method, *args).result(timeout_s + SPARE_S)
-        except LaneError as error:
-            if isinstance(error.cause, RoostError):
-                raise error.cause from None
-            raise
-        except (OSError, EOFError):
-            return otherwise(method, *args)
-
     def _connect(self) -> Connection:
-        if self._address is None:
-            raise ConnectionError("there is no lane")
-        try:
-            made = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
-        except OSError:
-            self._address = None  # it would be tried, and waited for, at every call
-            raise
+        made = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
         made.settimeout(None)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(made.detach())
@@ -181,7 +157,6 @@ class LaneClient:
             answer_challenge(connection, self._address.key)
             deliver_challenge(connection, self._address.key)
         except Exception as error:
-            self._address = None  # not ours: never again
             connection.close()
             raise ConnectionError(str(error)) from error
         return connection

@@ -25,12 +25,12 @@ from roost.cluster.plans import pack_plan
 from roost.errors import Finding, Fix, LaunchError
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
-from roost.worker.binding import Attestation, Binding, compare
+from roost.worker.binding import Attestation, Binding, check_strangers, compare
 from roost.worker.context import WorkerContext
 from roost.worker.group import WorkerGroup, end_workers
 from roost.worker.host import Host
 from roost.worker.results import failure_of
-from roost.worker.strangers import ALLOW, findings_of
+from roost.worker.strangers import strangers_are_allowed
 from roost.worker.worker import Worker
 
 __all__ = ["GroupRequest"]
@@ -133,7 +133,7 @@ class _Launch:
             group = self._shell()
             attestations, port = self._attest(group)
             compare(self.name, self.processes, self.nodes, attestations)
-            self._check_strangers(attestations)
+            check_strangers(self.component, self.nodes, self.processes, attestations)
             master = attestations[0].address
             self._construct(group, master, port)
             group.binding = self._bind(attestations, master, port)
@@ -245,32 +245,24 @@ class _Launch:
         return WorkerGroup(self.cluster, self.name, self.handles, node_ranks, self.record["methods"])
 
     def _attest(self, group: WorkerGroup) -> tuple[list[Attestation], int]:
-        may_be_busy = os.environ.get(ALLOW, "") not in ("", "0")
         here = ray.get_runtime_context().get_node_id()
-        looked: set[int] = set()
         asked = []
-        for handle, process in zip(self.handles, self.processes, strict=True):
+        for handle, process, looks in zip(self.handles, self.processes, self._who_looks(), strict=True):
             node = self.nodes[process.placement.cluster_node_rank]
-            has_some = bool(process.placement.accelerators) and node.accelerators_are_real
-            looks = has_some and not may_be_busy and node.rank not in looked
-            looked.update({node.rank} if looks else ())
             asked.append(handle.attest.remote(looks, (os.getpid(),) if node.ray_id == here else ()))
         found = self._all(group, asked, "starting")
         return [attestation for attestation, _ in found], found[0][1]
 
-    def _check_strangers(self, attestations: Sequence[Attestation]) -> None:
-        """Somebody else's process on an accelerator would leave too little memory for this one."""
-        findings = []
-        used = self.component.accelerators
-        for process, attestation in zip(self.processes, attestations, strict=True):
-            node = self.nodes[process.placement.cluster_node_rank]
-            if attestation.strangers:
-                devices = [node.accelerators[index] for index in used.get(node.rank, ())]
-                noun = node.accelerator_type.noun
-                names = {device.uuid: f"{noun} {device.id} ({device.memory_gib} GiB)" for device in devices}
-                findings += findings_of(node.rank, attestation.strangers, names)
-        if findings:
-            raise LaunchError(findings)
+    def _who_looks(self) -> list[bool]:
+        """Which workers look for strangers: the first on each node whose accelerators are real."""
+        looked: set[int] = set()
+        looks = []
+        for placement in (process.placement for process in self.processes):
+            rank = placement.cluster_node_rank
+            is_real = bool(placement.accelerators) and self.nodes[rank].accelerators_are_real
+            looks.append(is_real and rank not in looked and not strangers_are_allowed())
+            looked.update({rank} if looks[-1] else ())
+        return looks
 
     def _construct(self, group: WorkerGroup, master: str, port: int) -> None:
         pickled = ray.put(cloudpickle.dumps((self.request.cls, self.request.args, self.request.kwargs)))

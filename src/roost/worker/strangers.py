@@ -13,16 +13,15 @@ from pathlib import Path
 
 from roost.errors import Finding, Fix
 from roost.hardware.accelerators import Holder
+from roost.worker.processes import look_at
 
-__all__ = ["ALLOW", "HELD_GIB", "Stranger", "find_strangers", "findings_of"]
+__all__ = ["Stranger", "find_strangers", "findings_of", "strangers_are_allowed"]
 
 ALLOW = "ROOST_ALLOW_BUSY_GPUS"
 """Set to 1, strangers are let be."""
 HELD_GIB = 1.0
 """What a stranger may hold: screens and monitors hold a little."""
 MAX_NAMED = 16
-PF_EXITING = 0x4
-"""A flag of a process that has begun to end."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,11 @@ class Stranger:
     used_gib: float | None
 
 
+def strangers_are_allowed() -> bool:
+    """Whether the user wants to launch beside them."""
+    return os.environ.get(ALLOW, "") not in ("", "0")
+
+
 def find_strangers(holders: Iterable[Holder], own: Iterable[int] = ()) -> list[Stranger]:
     """Those of the holders that are neither in this Ray nor among some others.
 
@@ -53,7 +57,7 @@ def find_strangers(holders: Iterable[Holder], own: Iterable[int] = ()) -> list[S
     return [
         Stranger(holder.uuid, holder.pid, _command(holder.pid), holder.used_gib)
         for holder in holders
-        if holder.pid not in known and _is_there(holder.pid) and _raylet_of(holder.pid) != raylet
+        if holder.pid not in known and _is_alive(holder.pid) and _raylet_of(holder.pid) != raylet
     ]
 
 
@@ -70,13 +74,10 @@ def findings_of(node_rank: int, strangers: Sequence[Stranger], names: Mapping[st
     return findings
 
 
-def _is_there(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Whether it runs; one that has begun to end, such as a worker that was just killed, gives its memory back."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in ("Z", "X") and not int(fields[6]) & PF_EXITING
+    found = look_at(pid)
+    return found is not None and found.is_alive
 
 
 def _command(pid: int) -> str:
@@ -89,13 +90,8 @@ def _command(pid: int) -> str:
 
 def _raylet_of(pid: int) -> int:
     """The raylet that a process descends from; 0: none."""
-    while pid > 1:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return 0
-        name = text.partition("(")[2].rpartition(")")[0]
-        if name == "raylet":
+    while pid > 1 and (found := look_at(pid)) is not None:
+        if found.name == "raylet":
             return pid
-        pid = int(text.rpartition(")")[2].split()[1])
+        pid = found.parent
     return 0

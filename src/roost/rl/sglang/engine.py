@@ -222,7 +222,12 @@ class SglangEngine(Engine):
             self._is_paused = True
 
     def _halt(self, mode: str) -> None:
+        deadline = time.monotonic() + self.timeout_s
         while mode == "wait" and not self._is_halted and not self._is_idle():
+            if time.monotonic() > deadline:
+                message = f"SGLang still had requests after {self.timeout_s:g} s, and was waited for to finish them"
+                fixes = (Fix("end them", 'pause("abort")'), Fix("or wait longer", "SglangEngine(…, timeout_s=7200)"))
+                raise RolloutError([Finding("E111", message, fixes=fixes)])
             time.sleep(IDLE_PERIOD_S)
         self.post("pause_generation", {"mode": "abort"})
 

@@ -11,6 +11,7 @@ import torch
 from roost.errors import RoostError
 from roost.plan import WeightTransport
 from roost.rl.vllm.messages import PACKING, channel_to_json, tensor_list
+from roost.rl.weights.buffers import dtype_name
 from roost.rl.weights.channels import ALIGNMENT, Channel, Piece
 from roost.rl.weights.shared_memory import SharedMemorySender
 
@@ -115,7 +116,6 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[Piece, ...]:
     offset = 0
     for name, tensor in tensors.items():
         shape, box = tuple(tensor.shape), tuple((0, size) for size in tensor.shape)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        pieces.append(Piece(name, dtype, shape, box, box, box, shape, offset, tensor.nbytes))
+        pieces.append(Piece(name, dtype_name(tensor), shape, box, box, box, shape, offset, tensor.nbytes))
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return tuple(pieces)

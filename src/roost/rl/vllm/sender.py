@@ -49,6 +49,7 @@ class DirectSender:
         """Sends a version, while the workers take it."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
+        torch.cuda.synchronize()  # it packs on streams of its own, which wait for nothing of the trainer's
         packed_nccl_broadcast_producer(
             iterator=((piece.name, tensors[piece.name].detach()) for piece in self._channel.pieces),
             group=self._group,

@@ -10,7 +10,7 @@ import torch
 
 from roost.rl.weights.channels import Box, Piece
 
-__all__ = ["Copies", "StagedTensors", "box_of", "dtype_of", "map_bytes", "piece_views", "write_pieces"]
+__all__ = ["Copies", "StagedTensors", "box_of", "dtype_name", "dtype_of", "map_bytes", "piece_views", "write_pieces"]
 
 
 STREAM_BYTES = 16 * 2**20
@@ -25,6 +25,11 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise TypeError(f"torch has no element type {name!r}")
     return found
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Such as ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def box_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:

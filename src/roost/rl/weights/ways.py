@@ -24,6 +24,7 @@ class Targets:
     """Receivers that can be planned for at once: they cut their tensors in the same way, and join broadcasts alike."""
 
     description: WeightDescription
+    is_far: bool
     members: list[tuple[EngineHandle, int]] = field(default_factory=list)
     gpus: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -46,8 +47,7 @@ class Way:
     def __init__(self, targets: Targets, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
         described = targets.description
         is_whole = source.tp == 1 and source.pp == 1
-        far = any(engine.transport(member) is WeightTransport.BROADCAST for engine, member in targets.members)
-        self._direct = described.broadcast if is_whole and far else ""
+        self._direct = described.broadcast if is_whole and targets.is_far else ""
         self._can_map = described.takes_pieces or source.tp == 1
         self._targets = targets
         self._gpus = gpus
@@ -78,7 +78,12 @@ class Way:
         return replace(channel, backend=backend, first_ranks=ranks, world_size=1 + each * len(channel.targets))
 
     def _has_own_gpus(self, channel: Channel, first: int) -> bool:
-        """Whether the sender and all receivers have a GPU each that no other has: NCCL wants that."""
+        """Whether the sender and all receivers have a GPU each that no other has: NCCL wants that.
+
+        The workers of engines that are programs of their own have none: the memory is the program's.
+        """
+        if self._targets.description.broadcast:
+            return False
         used = [self._gpus[channel.source][:1], *(self._targets.gpus[rank - first][:1] for rank in channel.targets)]
         return all(used) and len(set(used)) == len(used)
 
@@ -86,15 +91,15 @@ class Way:
 def sort_engines(engines: Sequence[EngineHandle], source: Sharding, timeout_s: float) -> list[Targets]:
     """Engines that take the same tensors cut in the same way, together."""
     asked = [engine.describe() for engine in engines]
-    classes: dict[WeightDescription, Targets] = {}
+    classes: dict[tuple[WeightDescription, bool], Targets] = {}
     for engine, result in zip(engines, asked, strict=True):
         described = result.wait(timeout_s)[0] if result is not None else WeightDescription(_whole(source.tensors))
         tp = described.tensor_parallel
         if tp not in (1, engine.num_members):
             message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
             raise RolloutError([Finding("S202", message)])
-        alike = replace(described, gpus=())
-        targets = classes.setdefault(alike, Targets(alike))
+        alike, is_far = replace(described, gpus=()), engine.transport(0) is WeightTransport.BROADCAST
+        targets = classes.setdefault((alike, is_far), Targets(alike, is_far))
         targets.members += [(engine, member) for member in range(tp)]
         targets.gpus += [described.gpus] * tp
     return list(classes.values())

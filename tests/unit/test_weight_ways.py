@@ -1,0 +1,94 @@
+"""Which way weights go: by where both sides are, and by what an engine's processes can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from roost.errors import RolloutError
+from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.rl.weights.channels import Channel, WeightDescription, make_channels
+from roost.rl.weights.ways import Way, sort_engines
+
+TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
+TRAINER = Sharding(TENSORS, dp=2, locations=((0, 0), (0, 1)))
+IPC, BROADCAST = WeightTransport.IPC, WeightTransport.BROADCAST
+
+
+@dataclass
+class Known:
+    """An engine, as far as its place and its description go."""
+
+    name: str
+    at: tuple[int, int]
+    planned: WeightTransport
+    description: WeightDescription
+    num_members: int = 1
+
+    def describe(self) -> Any:
+        return self
+
+    def wait(self, timeout_s: float) -> list[WeightDescription]:
+        return [self.description]
+
+    def transport(self, member: int) -> WeightTransport:
+        return self.planned
+
+    def location(self, member: int) -> tuple[int, int]:
+        return self.at
+
+
+def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription:
+    return WeightDescription(TENSORS, gpus=gpus, broadcast=broadcast, **more)
+
+
+def channels_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[Channel]:
+    made: list[Channel] = []
+    first = 0
+    for targets in sort_engines(engines, source, 1.0):
+        way = Way(targets, source, gpus)
+        flow = plan_transfer(way.source, targets.sharding())
+        made += [way.carried(channel, first) for channel in make_channels(flow, way.kind, f"c{first}", first)]
+        first += len(targets.members)
+    return made
+
+
+def test_an_engine_on_the_trainers_gpu_reads_it_there_whoever_else_joins_a_broadcast() -> None:
+    own = described("B", broadcast="sglang-nccl", broadcast_ranks=2)
+    near = Known("near", (0, 1), IPC, own)
+    far = Known("far", (1, 0), BROADCAST, described("C", "D", broadcast="sglang-nccl", broadcast_ranks=2))
+    by_kind = {channel.kind: channel for channel in channels_of([near, far], [("A",), ("B",)])}
+    assert by_kind[IPC].source == 1  # the rank on the same GPU, and not the one that broadcasts
+    assert (by_kind[BROADCAST].source, by_kind[BROADCAST].backend) == (0, "sglang-nccl")
+    assert by_kind[BROADCAST].is_direct
+    assert (by_kind[BROADCAST].first_ranks, by_kind[BROADCAST].world_size) == ((1,), 3)
+
+
+def test_nccl_wants_a_gpu_of_its_own_for_everybody() -> None:
+    def backends(*gpus: tuple[str, ...]) -> set[str]:
+        engines = [Known(f"e{i}", (1, i), BROADCAST, described(*seen)) for i, seen in enumerate(gpus)]
+        one = Sharding(TENSORS, locations=((0, 0),))
+        return {channel.backend for channel in channels_of(engines, [("A",)], one)}
+
+    assert backends(("B",), ("C",)) == {"nccl"}
+    assert backends(("B",), ("B",)) == {"gloo"}  # two on one
+    assert backends(("A",)) == {"gloo"}  # the trainer's own
+    assert backends(()) == {"gloo"}  # none
+
+
+def test_processes_that_take_whole_tensors_get_no_parts() -> None:
+    cut = Sharding((TensorShards("a", (8, 4), "float32", dim=0), TENSORS[1]), tp=2, locations=((0, 0), (0, 1)))
+    picky = Known("picky", (0, 0), IPC, described("A", "B", broadcast="sglang-nccl", takes_pieces=False))
+    easy = Known("easy", (0, 0), IPC, described("A", "B"))
+    assert {channel.kind for channel in channels_of([picky], [("A",), ("B",)], cut)} == {WeightTransport.SHARED_MEMORY}
+    assert {channel.kind for channel in channels_of([easy], [("A",), ("B",)], cut)} == {IPC}
+    picky.planned = BROADCAST
+    assert {channel.backend for channel in channels_of([picky], [("A",), ("B",)], cut)} == {"gloo"}
+
+
+def test_members_that_do_not_fit_the_cut_are_refused() -> None:
+    odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
+    with pytest.raises(RolloutError, match="cuts its tensors over 3 members, and has 1"):
+        sort_engines([odd], TRAINER, 1.0)
