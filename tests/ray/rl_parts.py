@@ -213,7 +213,7 @@ class Telling:
 
 
 class Talker(Telling, TorchEngine):
-    """Serves the model. It dies of a version where its folder says so."""
+    """Serves the model. It dies of a version, or does not start, where its folder says so."""
 
     def __init__(self, folder: str = "", **arguments: Any) -> None:
         super().__init__(lambda: seeded(**arguments), context=256, batch_rows=4)
@@ -225,6 +225,8 @@ class Talker(Telling, TorchEngine):
 
     def start(self, place: EnginePlace) -> str:
         self.place = place
+        if os.path.exists(f"{self._folder}/{place.name}-stays-down"):
+            raise LookupError("no luck today")
         return super().start(place)
 
     def info(self) -> dict[str, Any]:

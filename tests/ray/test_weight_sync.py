@@ -305,6 +305,24 @@ def test_a_member_that_dies_takes_its_engine_along(train: TrainGroup, rollout: R
     assert [told(pair, member)["total"] for member in range(2)] == [11.0, 11.0]
 
 
+def test_engines_that_start_again_are_back_whoever_is_not(
+    train: TrainGroup, rollout: RolloutManager, folder: Path
+) -> None:
+    near, far = engine_of(rollout, "near"), engine_of(rollout, "far")
+    for engine in (near, far):
+        os.kill(told(engine)["pid"], signal.SIGKILL)
+    wait_for(lambda: not near.is_alive and not far.is_alive, "their being missed")
+    (folder / "far-stays-down").touch()
+    with pytest.raises(roost.RolloutError, match=r"far/0 did not start: .*no luck today"):
+        rollout.recover()
+    assert (near.is_alive, far.is_alive) == (True, False)
+    assert train.update_weights().engines == 3
+    (folder / "far-stays-down").unlink()
+    assert rollout.recover() == [far]
+    assert train.update_weights().engines == 4
+    check_equal(train, rollout, rollout.version)
+
+
 def test_one_of_several_ranks_is_killed_and_all_come_back(train: TrainGroup, rollout: RolloutManager) -> None:
     train.update_weights()
     before = rollout.version

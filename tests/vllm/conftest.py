@@ -20,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE:
             item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))  # as in tests/ray
             if not has_vllm:
                 item.add_marker(pytest.mark.skip(reason="needs vLLM: make test-vllm installs it beside, and runs this"))
 

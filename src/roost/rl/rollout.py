@@ -39,6 +39,8 @@ __all__ = ["RolloutManager"]
 
 ROLE = "rollout"
 ABORT_S = 0.2
+RESTARTS = 16
+"""How many engines are started again at once."""
 STOP_S = 10.0
 """How long engines may take to stop."""
 
@@ -344,22 +346,35 @@ class RolloutManager:
         """Starts engines that died again, on the same accelerators; returns them.
 
         So are those elsewhere that answer again. All serve once the next weight update has reached them.
+
+        Raises:
+            RoostError: Where some did not start, for all of them; the others are back all the same.
         """
         with self._running.changing:
             self.find_dead()
-            back: list[EngineHandle | ExternalEngine] = []
-            for engine in [engine for engine in self._engines if not engine.is_alive]:
-                if isinstance(engine, EngineHandle):
-                    self._groups.append(self._starter.restart(engine))
-                elif engine.health():
-                    continue
-                else:
+            gone = [engine for engine in self._engines if not engine.is_alive]
+            failures = self._restart([engine for engine in gone if isinstance(engine, EngineHandle)])
+            for engine in gone:
+                if isinstance(engine, ExternalEngine) and not engine.health():
                     engine.is_alive, engine.version = True, engine.ask_version()
                     self._last_version = max(self._last_version, engine.version)
-                back.append(engine)
+            back = [engine for engine in gone if engine.is_alive]
             if self.version == 0:
                 self._running.register(back)
+            if failures:
+                raise failures[0] if len(failures) == 1 else RolloutError(f for e in failures for f in e.findings)
             return back
+
+    def _restart(self, engines: Sequence[EngineHandle]) -> list[RoostError]:
+        """Starts engines again, some at once; returns what was wrong with those that did not start."""
+        failures = []
+        with ThreadPoolExecutor(RESTARTS) as pool:
+            for started in [pool.submit(self._starter.restart, engine) for engine in engines]:
+                try:
+                    self._groups.append(started.result())
+                except RoostError as error:
+                    failures.append(error)
+        return failures
 
     # Ending --------------------------------------------------------------------------------
 
