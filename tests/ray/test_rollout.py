@@ -40,6 +40,7 @@ from roost.rl.rollout import RolloutManager
 from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
 from roost.testing import LocalRay
+from roost.worker.lane import LaneClient, LaneServer
 from roost.worker.warden import remember
 from roost.worker.watch import Watcher
 
@@ -314,6 +315,23 @@ def test_paused_engines_hold_requests(rollout: RolloutManager) -> None:
 
 
 # Buffer and lock ----------------------------------------------------------------------------------
+
+
+class Leaving:
+    """Ends the connection at every call."""
+
+    def call_in_lane(self, *args: object) -> None:
+        raise SystemExit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its leaving
+def test_the_lock_can_be_had_where_its_lane_is_broken(rollout: RolloutManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = LaneServer(Leaving(), "127.0.0.1")
+    monkeypatch.setitem(rollout.lock._hub._lanes, 0, LaneClient(server.address))
+    with rollout.lock.exclusive("a test", 10.0) as held:
+        assert [holder["holder"] for holder in rollout.lock.state()["holders"]] == ["a test"]
+    assert held.lost is None
+    server.close()
 
 
 def test_buffer_and_lock_serve_other_processes_of_the_job(rollout: RolloutManager, job: roost.Cluster) -> None:

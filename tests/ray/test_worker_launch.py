@@ -377,7 +377,7 @@ def test_the_binding_and_the_managers(cluster: roost.Cluster) -> None:
     assert roost.WorkerManager.get_proxy().get_group("bound") is None
     assert roost.CollectiveManager.get_proxy().get("bound") is None
     assert cluster.get_group("bound") is None
-    assert not alive(pids)
+    wait_for(lambda: not alive(pids), "their end")
 
 
 def test_names_are_unique(cluster: roost.Cluster) -> None:

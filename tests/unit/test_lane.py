@@ -58,14 +58,16 @@ def test_who_does_not_know_the_key_is_refused() -> None:
     server.close()
 
 
-def test_a_connection_that_has_ended_meanwhile_is_an_error() -> None:
+def test_a_connection_that_has_ended_meanwhile_is_made_anew() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
     client = LaneClient(server.address)
     ask(client, "state")
     client._free[0].connection.close()
+    assert ask(client, "state")["ttl_s"] == 10.0
+    client._free[0].connection.close()
+    server.close()
     with pytest.raises(ConnectionError):
         client.begin("state")
-    server.close()
 
 
 def test_an_answer_that_nobody_wants_is_not_given_to_the_next() -> None:

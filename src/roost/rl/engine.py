@@ -244,7 +244,8 @@ class Engine(abc.ABC):
         The memory is the trainer's, on the same GPU: it is not to be used where ``lender.is_alive()`` is not
         true, nor after :meth:`forget_sources`. After that the same version may come again.
         """
-        self.load_weights(named, version)
+        if version != self.version:
+            self.load_weights(named, version)
 
     def forget_sources(self) -> None:  # noqa: B027
         """Lets go of every tensor that :meth:`load_weights` or :meth:`alias_weights` was given."""

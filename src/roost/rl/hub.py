@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from roost.errors import RoostError, WorkerError
+from roost.errors import RoostError, WorkerDiedError, WorkerError
 from roost.rl.buffer import DataBuffer
 from roost.rl.lock import HeldLock, Kind, LeaseLock
 from roost.rl.router import Router
@@ -112,7 +112,10 @@ class LockClient:
         return self._call("state")
 
     def _call(self, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
-        return _value_of(self._hub.begin(0, "lock", method, *args), timeout_s + ANSWER_S)
+        try:
+            return _value_of(self._hub.begin(0, "lock", method, *args), timeout_s + ANSWER_S)
+        except WorkerDiedError:  # or only the connection ended
+            return _value_of(self._hub.lock(method, *args), timeout_s + ANSWER_S)
 
     def _hold(self, kind: Kind, holder: str, timeout_s: float) -> HeldLock:
         return HeldLock(

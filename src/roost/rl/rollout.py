@@ -367,14 +367,16 @@ class RolloutManager:
 
     def _restart(self, engines: Sequence[EngineHandle]) -> list[RoostError]:
         """Starts engines again, some at once; returns what was wrong with those that did not start."""
-        failures = []
+
+        def restart(engine: EngineHandle) -> list[RoostError]:
+            try:
+                self._groups.append(self._starter.restart(engine))
+            except RoostError as error:
+                return [error]
+            return []
+
         with ThreadPoolExecutor(RESTARTS) as pool:
-            for started in [pool.submit(self._starter.restart, engine) for engine in engines]:
-                try:
-                    self._groups.append(started.result())
-                except RoostError as error:
-                    failures.append(error)
-        return failures
+            return [error for failures in pool.map(restart, engines) for error in failures]
 
     # Ending --------------------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ class ModuleWeights:
         Raises:
             RolloutError: Where names, shapes or dtypes differ; all of it (E102).
         """
-        if any(not _is_on(self._device, tensor) for tensor in named.values()):
+        if any(tensor.numel() and not _is_on(self._device, tensor) for tensor in named.values()):
             self.copies(named).run()
             return
         if isinstance(named, StagedTensors) and self._borrowed is not None and named.kept == (self._borrowed, lender):

@@ -23,6 +23,8 @@ __all__ = ["LaneAddress", "LaneCall", "LaneClient", "LaneError", "LaneServer"]
 CONNECT_S = 2.0
 SPARE_S = 10.0
 """How long the other end may take to say what it owes."""
+KEEPING = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""After so many seconds an idle connection is tried, and how often until it counts as ended."""
 RETRY_S = 0.1
 """After so long a server that could not take a client tries again."""
 
@@ -69,7 +71,6 @@ class LaneServer:
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=256)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # for all that it accepts
         self.address = LaneAddress(host, self._socket.getsockname()[1], secrets.token_bytes(32))
         threading.Thread(target=self._accept, name="lane", daemon=True).start()
 
@@ -80,6 +81,7 @@ class LaneServer:
             except OSError:  # closed, or one client that cannot be taken now
                 time.sleep(RETRY_S)
             else:
+                _tune(taken)
                 threading.Thread(target=self._serve, args=(taken,), name="lane", daemon=True).start()
 
     def _serve(self, taken: socket.socket) -> None:
@@ -101,6 +103,15 @@ class LaneServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the thread that accepts
         self._socket.close()
+
+
+def _tune(made: socket.socket) -> None:
+    """Has a connection send at once, be known to firewalls while it is idle, and end soon after the other machine."""
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPING.items():
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _packed(answer: tuple[Any, str]) -> bytes:
@@ -130,26 +141,29 @@ class LaneClient:
         Raises:
             ConnectionError: Where the lane cannot be reached.
         """
-        try:
-            link = self._free.pop()
-        except IndexError:  # also where another thread was faster
-            link = _Link(self._connect())
-        try:
-            while link.owed:  # answers that nobody waited for
-                if not link.connection.poll(SPARE_S):
-                    raise TimeoutError("the answer to an earlier call does not come")
-                link.connection.recv_bytes()
-                link.owed -= 1
-            link.connection.send((method, args))
-        except (OSError, EOFError) as error:
-            link.connection.close()
-            raise ConnectionError(str(error)) from error
-        return LaneCall(link, self._free)
+        while True:
+            try:
+                link, is_new = self._free.pop(), False
+            except IndexError:  # also where another thread was faster
+                link, is_new = _Link(self._connect()), True
+            try:
+                while link.owed:  # answers that nobody waited for
+                    if not link.connection.poll(SPARE_S):
+                        raise TimeoutError("the answer to an earlier call does not come")
+                    link.connection.recv_bytes()
+                    link.owed -= 1
+                link.connection.send((method, args))
+            except (OSError, EOFError) as error:
+                link.connection.close()
+                if is_new:
+                    raise ConnectionError(str(error)) from error
+            else:
+                return LaneCall(link, self._free)
 
     def _connect(self) -> Connection:
         made = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
         made.settimeout(None)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _tune(made)
         connection = Connection(made.detach())
         try:
             if not connection.poll(SPARE_S):
