@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from roost.errors import RoostError
 from roost.rl.lock import LeaseLock
+from roost.worker import lane
 from roost.worker.lane import LaneAddress, LaneClient, LaneError, LaneServer
 
 
@@ -56,6 +58,12 @@ def test_who_does_not_know_the_key_is_refused() -> None:
         LaneClient(wrong).begin("state")
     assert ask(LaneClient(server.address), "state")["ttl_s"] == 10.0
     server.close()
+
+
+def test_an_end_that_says_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "SPARE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConnectionError):
+        LaneClient(LaneAddress("127.0.0.1", silent.getsockname()[1], b"key")).begin("state")
 
 
 def test_a_connection_that_has_ended_meanwhile_is_made_anew() -> None:

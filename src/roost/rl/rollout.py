@@ -353,30 +353,27 @@ class RolloutManager:
         with self._running.changing:
             self.find_dead()
             gone = [engine for engine in self._engines if not engine.is_alive]
-            failures = self._restart([engine for engine in gone if isinstance(engine, EngineHandle)])
-            for engine in gone:
-                if isinstance(engine, ExternalEngine) and not engine.health():
-                    engine.is_alive, engine.version = True, engine.ask_version()
-                    self._last_version = max(self._last_version, engine.version)
+            with ThreadPoolExecutor(RESTARTS) as pool:
+                failures = [error for error in pool.map(self._bring_back, gone) if error is not None]
             back = [engine for engine in gone if engine.is_alive]
+            self._last_version = max(self._last_version, *(engine.version for engine in back), 0)
             if self.version == 0:
                 self._running.register(back)
             if failures:
                 raise failures[0] if len(failures) == 1 else RolloutError(f for e in failures for f in e.findings)
             return back
 
-    def _restart(self, engines: Sequence[EngineHandle]) -> list[RoostError]:
-        """Starts engines again, some at once; returns what was wrong with those that did not start."""
-
-        def restart(engine: EngineHandle) -> list[RoostError]:
-            try:
+    def _bring_back(self, engine: EngineHandle | ExternalEngine) -> RoostError | None:
+        """Starts an engine again, or sees whether one elsewhere answers; returns what went wrong."""
+        try:
+            if isinstance(engine, EngineHandle):
                 self._groups.append(self._starter.restart(engine))
-            except RoostError as error:
-                return [error]
-            return []
-
-        with ThreadPoolExecutor(RESTARTS) as pool:
-            return [error for failures in pool.map(restart, engines) for error in failures]
+            elif not engine.health():
+                engine.version = engine.ask_version()
+                engine.is_alive = True
+        except RoostError as error:
+            return error
+        return None
 
     # Ending --------------------------------------------------------------------------------
 

@@ -80,10 +80,13 @@ class Fields:
         if tree is None or tree.value is None:
             return None
         value = tree.value
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LIMIT
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not above < value <= maximum:
             upper = "" if maximum == math.inf else f" and at most {maximum:g}"
             self.wrong(tree, f"{key} is a number above {above:g}{upper}")
+            return None
+        if value >= _LIMIT:
+            self.wrong(tree, f"{key} is a number below {_LIMIT:,}")
             return None
         return float(value)
 

@@ -7,8 +7,10 @@ a lane are not among the calls that a worker can take at once.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
+import struct
 import threading
 import time
 import traceback
@@ -81,13 +83,14 @@ class LaneServer:
             except OSError:  # closed, or one client that cannot be taken now
                 time.sleep(RETRY_S)
             else:
-                _tune(taken)
                 threading.Thread(target=self._serve, args=(taken,), name="lane", daemon=True).start()
 
     def _serve(self, taken: socket.socket) -> None:
-        with contextlib.suppress(Exception), Connection(taken.detach()) as connection:  # a client that goes, goes
+        with contextlib.suppress(Exception), taken, _connection(taken) as connection:  # a client that goes, goes
             deliver_challenge(connection, self.address.key)
             answer_challenge(connection, self.address.key)
+            _limit(taken, 0)
+            taken.close()  # the connection has its own
             while True:
                 method, args = connection.recv()
                 answer: tuple[Any, str]
@@ -105,13 +108,24 @@ class LaneServer:
         self._socket.close()
 
 
-def _tune(made: socket.socket) -> None:
-    """Has a connection send at once, be known to firewalls while it is idle, and end soon after the other machine."""
+def _connection(made: socket.socket) -> Connection:
+    """A connection that sends at once, is known to firewalls while it is idle, and ends soon after the other machine.
+
+    Until :func:`_limit` says otherwise, nothing is waited for longer than the first words may take.
+    """
+    made.settimeout(None)
+    _limit(made, SPARE_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPING.items():
         if hasattr(socket, name):  # not on every system
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return Connection(os.dup(made.fileno()))
+
+
+def _limit(made: socket.socket, seconds: float) -> None:
+    """How long a connection is waited for to say something; 0: as long as it takes."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
 
 def _packed(answer: tuple[Any, str]) -> bytes:
@@ -161,19 +175,16 @@ class LaneClient:
                 return LaneCall(link, self._free)
 
     def _connect(self) -> Connection:
-        made = socket.create_connection((self._address.host, self._address.port), CONNECT_S)
-        made.settimeout(None)
-        _tune(made)
-        connection = Connection(made.detach())
-        try:
-            if not connection.poll(SPARE_S):
-                raise TimeoutError("the other end does not speak")
-            answer_challenge(connection, self._address.key)
-            deliver_challenge(connection, self._address.key)
-        except Exception as error:
-            connection.close()
-            raise ConnectionError(str(error)) from error
-        return connection
+        with socket.create_connection((self._address.host, self._address.port), CONNECT_S) as made:
+            connection = _connection(made)
+            try:
+                answer_challenge(connection, self._address.key)
+                deliver_challenge(connection, self._address.key)
+                _limit(made, 0)
+            except Exception as error:
+                connection.close()
+                raise ConnectionError(str(error)) from error
+            return connection
 
 
 @dataclass
