@@ -79,7 +79,7 @@ def parts(job: roost.Cluster, plan: roost.Plan, folder: Path) -> Iterator[tuple[
         train.init()
         train.connect(rollout)
         yield train, rollout
-        files = rollout._own_folder
+        files = rollout._weights_folder.path()
         assert os.path.isdir(files)
         assert any(name.startswith("actor-weights-") for name in roost.CollectiveManager.get_proxy().get_all())
         rollout.close()

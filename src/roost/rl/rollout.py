@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ from roost.rl.requests import make_requests
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
+from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.sync import PAUSES, SyncReport, WeightSync
 from roost.worker import GroupRequest, WorkerGroup
 
@@ -65,7 +64,8 @@ class RolloutManager:
         start_timeout_s: How long engines may take to get healthy.
         sync_timeout_s: How long a weight update may wait for the other side.
         lock_ttl_s: How long the lock outlives a holder that died.
-        weights_folder: Where weights for external engines go; all of them must see it.
+        weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
+            this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
     """
 
     def __init__(
@@ -98,8 +98,7 @@ class RolloutManager:
         self._fleet: Fleet | None = None
         self._is_closed = False
         self._last_version = 0
-        self._folder = weights_folder
-        self._own_folder = ""
+        self._weights_folder = WeightsFolder(weights_folder)
         try:
             self._start(external, capacity, lock_ttl_s, router)
         except BaseException:
@@ -260,9 +259,7 @@ class RolloutManager:
             if self._sync is None or self._sync.train is not train:
                 if self._sync is not None:
                     self._sync.close()
-                if self._folder is None:
-                    self._folder = self._own_folder = tempfile.mkdtemp(prefix="roost-weights-")
-                self._sync = WeightSync(self._cluster, train, self._folder, self._sync_timeout_s)
+                self._sync = WeightSync(self._cluster, train, self._weights_folder, self._sync_timeout_s)
             version = self._last_version + 1
             report = self._send(self._sync, version, pause)
             self.version = self._last_version = version
@@ -393,8 +390,7 @@ class RolloutManager:
                 group.close()
         for token in self._reservations:
             self._cluster.release(token)
-        if self._own_folder:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._weights_folder.close()
 
     def _stop_engines(self) -> None:
         """Lets engines end by themselves; those that do not in time end with their processes."""

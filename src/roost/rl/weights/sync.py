@@ -29,6 +29,7 @@ from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.files import publish_version
 from roost.rl.weights.flags import FIRST, GO, STOP, Flags
+from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.ipc import MovedError
 from roost.rl.weights.ways import NEAR, Way, sort_engines
 from roost.worker import GroupResult, PerRank
@@ -69,10 +70,11 @@ class WeightSync:
         begun: The last version that an engine may have.
     """
 
-    def __init__(self, cluster: Cluster, train: TrainGroup, folder: str, timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, train: TrainGroup, folder: WeightsFolder, timeout_s: float) -> None:
         self.train = train
         self._cluster = cluster
-        self._folder = folder
+        self._weights_folder = folder
+        self._folder = ""
         self._timeout_s = timeout_s
         self.begun = 0
         self._connected: tuple[object, ...] | None = None
@@ -165,7 +167,9 @@ class WeightSync:
     def _open(self, tensors: Sequence[TensorShards]) -> None:
         workers = self.train.workers
         own = [[channel for channel in self._channels if channel.source == rank] for rank in range(workers.world_size)]
-        files = tensors if any(channel.kind is WeightTransport.FILE for channel in self._channels) else ()
+        has_files = any(channel.kind is WeightTransport.FILE for channel in self._channels)
+        self._folder = self._weights_folder.path() if has_files else ""
+        files = tensors if has_files else ()
         addresses: dict[str, Any] = {}
         for found in workers.open_channels(PerRank(own), files, self._folder, self._timeout_s).wait():
             addresses.update(found)
