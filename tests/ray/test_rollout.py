@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from rl_parts import (
 import roost
 from roost.rl.engine import EnginePlace
 from roost.rl.handles import EngineHandle
-from roost.rl.hub import BufferClient, LockClient
+from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
 from roost.rl.rollout import RolloutManager
 from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
@@ -317,6 +318,15 @@ def test_paused_engines_hold_requests(rollout: RolloutManager) -> None:
 # Buffer and lock ----------------------------------------------------------------------------------
 
 
+def finished(count: int, name: str) -> list[SampleGroup]:
+    """Groups of samples that are complete."""
+    groups = new_groups(count, name=name)
+    for group in groups:
+        for sample in group.samples:
+            sample.finish_reason = "stop"
+    return groups
+
+
 class Leaving:
     """Ends the connection at every call."""
 
@@ -327,11 +337,45 @@ class Leaving:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its leaving
 def test_the_lock_can_be_had_where_its_lane_is_broken(rollout: RolloutManager, monkeypatch: pytest.MonkeyPatch) -> None:
     server = LaneServer(Leaving(), "127.0.0.1")
-    monkeypatch.setitem(rollout.lock._hub._lanes, 0, LaneClient(server.address))
+    monkeypatch.setitem(rollout._hub._lanes, 0, LaneClient(server.address))
     with rollout.lock.exclusive("a test", 10.0) as held:
         assert [holder["holder"] for holder in rollout.lock.state()["holders"]] == ["a test"]
     assert held.lost is None
     server.close()
+
+
+@pytest.mark.parametrize("has_lane", [True, False])
+def test_blocked_takes_keep_nobody_out(
+    rollout: RolloutManager, monkeypatch: pytest.MonkeyPatch, has_lane: bool
+) -> None:
+    count = CONCURRENCY + 16
+    taken: queue.Queue[list[SampleGroup] | Exception] = queue.Queue()
+
+    def take(buffer: BufferClient, number: int) -> None:
+        try:
+            taken.put(buffer.take(1, 120.0, who=f"taker {number}"))
+        except Exception as error:
+            taken.put(error)
+
+    groups = finished(count, f"lane {has_lane} ")
+    if not has_lane:  # as where a firewall lets only Ray's own ports through
+        monkeypatch.delitem(rollout._hub._lanes, 0)
+    threads = [threading.Thread(target=take, args=(rollout.buffer, number), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    if has_lane:
+        wait_for(lambda: rollout.buffer.stats()["take_waiters"] == count, "all of them wait", 60.0)
+    else:
+        wait_for(lambda: rollout.buffer.stats()["take_waiters"] > CONCURRENCY // 2, "many of them wait", 60.0)
+    with rollout.lock.exclusive("a test", 60.0) as held:
+        assert rollout.buffer.put(groups, 60.0) == count
+        assert held.is_held
+    found = [taken.get(timeout=60.0) for _ in range(count)]
+    errors = [one for one in found if isinstance(one, Exception)]
+    assert not errors
+    ids = [group.id for groups in found if not isinstance(groups, Exception) for group in groups]
+    assert sorted(ids) == sorted(group.id for group in groups), "each got one, and none came twice"
+    assert rollout.buffer.confirm(ids) == count
 
 
 def test_buffer_and_lock_serve_other_processes_of_the_job(rollout: RolloutManager, job: roost.Cluster) -> None:

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from roost.errors import RoostError
 from roost.rl.client import EngineClient
 from roost.rl.handles import EngineHandle, ExternalEngine
-from roost.rl.hub import call_hub
-from roost.worker import WorkerGroup
+from roost.rl.hub import HubLink
 
 __all__ = ["Fleet"]
 
@@ -26,7 +25,7 @@ class Fleet:
     Args:
         name: Of the rollout.
         engines: All of them; those that come later are added to this list.
-        hub: Where their router is.
+        hub: Calls the hub, where their router is.
         url: Of the router; empty: there is none.
 
     Attributes:
@@ -34,7 +33,7 @@ class Fleet:
         changing: Held while engines come and go.
     """
 
-    def __init__(self, name: str, engines: list[EngineHandle | ExternalEngine], hub: WorkerGroup, url: str) -> None:
+    def __init__(self, name: str, engines: list[EngineHandle | ExternalEngine], hub: HubLink, url: str) -> None:
         self.client = EngineClient(url)
         self.changing = threading.RLock()
         self._engines = engines
@@ -71,7 +70,7 @@ class Fleet:
         new = [engine for engine in engines if engine.url and not engine.is_registered]
         if self._url and new:
             with ThreadPoolExecutor(min(16, len(new))) as pool:
-                list(pool.map(lambda engine: call_hub(self._hub, "router", "add", engine.url), new))
+                list(pool.map(lambda engine: self._hub.call("router", "add", engine.url), new))
         for engine in new:
             engine.is_registered = True
         self._route()
@@ -81,7 +80,7 @@ class Fleet:
             engine.is_registered = False
             self._route()
             with contextlib.suppress(RoostError):
-                call_hub(self._hub, "router", "remove", engine.url)
+                self._hub.call("router", "remove", engine.url)
 
     def _route(self) -> None:
         """Without a router, the client goes to all engines in turn."""

@@ -1,26 +1,46 @@
-"""The hub: one small process on node 0 that has a rollout's buffer, lock and router."""
+"""The hub: one small process on node 0 that has a rollout's buffer, lock and router.
+
+Calls reach it through a lane, where each has a thread of its own. Ray runs at most :data:`CONCURRENCY` calls of the
+hub at once, so a call that waits there would keep out others: a full set of blocked ``take()`` calls would wait for
+a ``put()`` that cannot begin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import ray
 
-from roost.errors import RoostError, WorkerDiedError, WorkerError
+from roost.errors import CallTimeoutError, RoostError, WorkerDiedError, WorkerError
 from roost.rl.buffer import DataBuffer
 from roost.rl.lock import HeldLock, Kind, LeaseLock
 from roost.rl.router import Router
 from roost.worker import GroupResult, Worker, WorkerGroup
 from roost.worker.results import LaneResult
 
-__all__ = ["CONCURRENCY", "BufferClient", "Hub", "LockClient", "call_hub"]
+__all__ = ["CONCURRENCY", "BufferClient", "Hub", "HubLink", "LockClient"]
 
 CONCURRENCY = 64
-"""How many callers may wait in the hub at once."""
+"""How many calls Ray runs in the hub at once."""
 ANSWER_S = 30.0
-"""How much longer than the call itself the lock's answer may take."""
+"""Seconds to wait for the reply to a call beyond the time that the call itself may wait in the hub."""
+TURN_S = 1.0
+"""Seconds that a call may wait inside the hub where it had to come through Ray; then it is sent again."""
+_WAITING = {
+    "put": inspect.signature(DataBuffer.put),
+    "put_partial": inspect.signature(DataBuffer.put_partial),
+    "take": inspect.signature(DataBuffer.take),
+    "acquire": inspect.signature(LeaseLock.acquire),
+}
+"""Calls that may wait in the hub, all of them with a ``timeout_s``."""
+_LATE = {"B102", "B103", "L101"}
+"""What they raise when that time is over."""
 
 
 class Hub(Worker):
@@ -42,22 +62,63 @@ class Hub(Worker):
         """Where the router serves; empty where there is none."""
         return self._router.url if self._router is not None else ""
 
-    def buffer(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def buffer(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> Any:
         """Calls the buffer."""
         return getattr(self._buffer, method)(*args, **kwargs)
 
-    def lock(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def lock(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> Any:
         """Calls the lock."""
         return getattr(self._lock, method)(*args, **kwargs)
 
-    def router(self, method: str, *args: Any) -> Any:
+    def router(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> Any:
         """Calls the router."""
-        return getattr(self._router, method)(*args) if self._router is not None else None
+        return getattr(self._router, method)(*args, **kwargs) if self._router is not None else None
 
 
-def call_hub(hub: WorkerGroup, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls a part of the hub; its errors arrive as they are."""
-    return _value_of(getattr(hub, part)(method, *args, **kwargs))
+class HubLink:
+    """Calls the parts of a hub, from any process of the job and from many threads at once."""
+
+    def __init__(self, hub: WorkerGroup) -> None:
+        hub.open_lanes([0], in_order=False)
+        self.group = hub
+
+    def call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the hub's ``buffer``, ``lock`` or ``router``, and return its value.
+
+        Errors of Roost that the method raises arrive as they are.
+        """
+        try:
+            result = self.group.begin_in_lane(0, part, method, args, kwargs)
+            if result is not None:
+                return _value_of(result, _patience_s(part, method, args, kwargs))
+        except WorkerDiedError:
+            pass  # perhaps only the connection has ended, which Ray knows
+        return self._call_through_ray(part, method, args, kwargs)
+
+    def _call_through_ray(self, part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call without the lane, which a firewall may forbid; a call that waits leaves the hub after each turn."""
+        send = getattr(self.group, part)
+        if method not in _WAITING:
+            return _value_of(send(method, args, kwargs), _patience_s(part, method, args, kwargs))
+        given = _WAITING[method].bind(None, *args, **kwargs).arguments
+        del given["self"]
+        limit_s = given.get("timeout_s")
+        deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                return _value_of(send(method, (), {**given, "timeout_s": min(TURN_S, left_s)}))
+            except CallTimeoutError as error:
+                if left_s <= TURN_S or not _LATE & set(error.codes):
+                    raise
+
+
+def _patience_s(part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """Seconds to wait for the reply to a call; ``None``: as long as the hub is alive."""
+    if method not in _WAITING:
+        return ANSWER_S if part == "lock" else None
+    limit_s: float | None = _WAITING[method].bind(None, *args, **kwargs).arguments.get("timeout_s")
+    return None if limit_s is None else limit_s + ANSWER_S
 
 
 def _value_of(result: GroupResult | LaneResult, timeout_s: float | None = None) -> Any:
@@ -72,32 +133,35 @@ def _value_of(result: GroupResult | LaneResult, timeout_s: float | None = None) 
 class BufferClient:
     """The buffer of a rollout, from any process of the job; its methods are those of :class:`DataBuffer`."""
 
-    def __init__(self, hub: WorkerGroup) -> None:
-        self._hub = hub
+    def __init__(self, link: HubLink) -> None:
+        self._link = link
 
     @staticmethod
     def attach(name: str = "rollout-hub") -> BufferClient:
         """The buffer of a rollout that another process of this job manages."""
-        return BufferClient(WorkerGroup.attach(name))
+        return BufferClient(HubLink(WorkerGroup.attach(name)))
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_") or not callable(getattr(DataBuffer, method, None)):
+        found = getattr(DataBuffer, method, None)
+        if method.startswith("_") or not callable(found):
             raise AttributeError(f"a buffer has no {method!r}")
-        return partial(call_hub, self._hub, "buffer", method)
+        call = partial(self._link.call, "buffer", method)
+        if "who" in inspect.signature(found).parameters:  # else it would be the name of a thread of the hub
+            return partial(call, who=f"{threading.current_thread().name} of process {os.getpid()}")
+        return call
 
 
 class LockClient:
     """The lock of a rollout, from any process of the job."""
 
-    def __init__(self, hub: WorkerGroup) -> None:
-        self._hub = hub
-        hub.open_lanes([0], in_order=False)  # every generation takes the lock, and those who wait must not fill the hub
+    def __init__(self, link: HubLink) -> None:
+        self._link = link
         self._ttl_s: float = self.state()["ttl_s"]
 
     @staticmethod
     def attach(name: str = "rollout-hub") -> LockClient:
         """The lock of a rollout that another process of this job manages."""
-        return LockClient(WorkerGroup.attach(name))
+        return LockClient(HubLink(WorkerGroup.attach(name)))
 
     def shared(self, holder: str, timeout_s: float) -> HeldLock:
         """What generation holds: many may, as long as nobody updates weights."""
@@ -109,19 +173,14 @@ class LockClient:
 
     def state(self) -> Any:
         """Who holds it, and who waits."""
-        return self._call("state")
-
-    def _call(self, method: str, *args: Any, timeout_s: float = 0.0) -> Any:
-        try:
-            return _value_of(self._hub.begin(0, "lock", method, *args), timeout_s + ANSWER_S)
-        except WorkerDiedError:  # or only the connection ended
-            return _value_of(self._hub.lock(method, *args), timeout_s + ANSWER_S)
+        return self._link.call("lock", "state")
 
     def _hold(self, kind: Kind, holder: str, timeout_s: float) -> HeldLock:
+        call = partial(self._link.call, "lock")
         return HeldLock(
-            partial(self._call, "acquire", timeout_s=timeout_s),
-            partial(self._call, "renew"),
-            partial(self._call, "release"),
+            partial(call, "acquire"),
+            partial(call, "renew"),
+            partial(call, "release"),
             kind,
             holder,
             timeout_s=timeout_s,

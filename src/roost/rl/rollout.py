@@ -25,7 +25,7 @@ from roost.plan import ComponentPlan, Plan
 from roost.rl.engine import Engine
 from roost.rl.fleet import Fleet
 from roost.rl.handles import EngineHandle, ExternalEngine
-from roost.rl.hub import CONCURRENCY, BufferClient, Hub, LockClient
+from roost.rl.hub import CONCURRENCY, BufferClient, Hub, HubLink, LockClient
 from roost.rl.requests import make_requests
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
@@ -126,14 +126,15 @@ class RolloutManager:
             if errors:
                 raise errors[0]
         self._hub: WorkerGroup = hub.result()
-        self.buffer = BufferClient(self._hub)
-        self.lock = LockClient(self._hub)
+        self._link = HubLink(self._hub)
+        self.buffer = BufferClient(self._link)
+        self.lock = LockClient(self._link)
         self.url: str = self._hub.url().wait()[0]
         for future in started:
             self._engines += future.result()
         self._engines += [self._starter.find_external(address) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._fleet = Fleet(self.name, self._engines, self._hub, self.url)
+        self._fleet = Fleet(self.name, self._engines, self._link, self.url)
         self._fleet.register(self._engines)
         self._fleet.watch()
 

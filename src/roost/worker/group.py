@@ -138,6 +138,10 @@ class WorkerGroup:
 
     def begin(self, rank: int, method: str, *args: Any) -> GroupResult | LaneResult:
         """Calls a method of one worker by the shortest way that there is."""
+        return self.begin_in_lane(rank, method, *args) or self.execute_on(rank)._call(method, args, {})
+
+    def begin_in_lane(self, rank: int, method: str, *args: Any) -> LaneResult | None:
+        """Call a method of one worker through its lane; return ``None`` if it has none that can be used now."""
         lane = self._lanes.get(rank)
         if lane is not None and self._has_ended(rank):
             try:
@@ -148,7 +152,7 @@ class WorkerGroup:
             else:
                 self._sent[rank] += 1
                 return LaneResult(self, method, rank, call)
-        return self.execute_on(rank)._call(method, args, {})
+        return None
 
     def _has_ended(self, rank: int) -> bool:
         """Whether the last call through Ray has; the next one would overtake it in a lane while its arguments load."""

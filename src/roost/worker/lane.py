@@ -166,7 +166,7 @@ class LaneClient:
                         raise TimeoutError("the answer to an earlier call does not come")
                     link.connection.recv_bytes()
                     link.owed -= 1
-                link.connection.send((method, args))
+                link.connection.send_bytes(cloudpickle.dumps((method, args)))  # by value, as calls through Ray do
             except (OSError, EOFError) as error:
                 link.connection.close()
                 if is_new:
