@@ -130,6 +130,28 @@ def _plan(accelerators: int) -> Run:
     return run
 
 
+def _plan_of(placements: Callable[[int], dict[str, str]], topology_text: Callable[[int], str]) -> Callable[[int], Run]:
+    """A whole job of ``count`` processes, resolved and checked."""
+
+    def prepare(count: int) -> Run:
+        topology = roost.Topology.parse(topology_text(count))
+        job = {"cluster": {"component_placement": placements(count)}}
+
+        def run() -> object:
+            plan = roost.Plan.resolve(job, topology)
+            return plan, plan.check()
+
+        return run
+
+    return prepare
+
+
+_processes_on_one = _plan_of(lambda count: {"actor": f"0:0-{count - 1}"}, lambda _: "1x1")
+_components_on_one = _plan_of(lambda count: {f"c{i}": "0" for i in range(count)}, lambda _: "1x1")
+_component_each = _plan_of(
+    lambda count: {f"c{i}": str(i) for i in range(count)}, lambda count: f"{count // PER_NODE}x{PER_NODE}"
+)
+
 CASES = {
     "floor": Case("the floor itself", floor, lambda n: n, max_growth=None),
     "packed": Case("packed", _packed, lambda n: n, max_ratio=6.0),
@@ -139,4 +161,7 @@ CASES = {
     "one-range": Case("components: one range", _components(one_range), lambda n: n),
     "per-node": Case("components: a segment per node", _components(one_segment_per_node), lambda n: n),
     "plan": Case("whole job: Plan.resolve + check", _plan, full_job_processes, max_seconds=5.0, max_gib=1.0),
+    "one-gpu": Case("plan + check: processes on one GPU", _processes_on_one, lambda n: n, max_gib=1.0),
+    "one-gpu-components": Case("plan + check: components on one GPU", _components_on_one, lambda n: n, 1.2, max_gib=1.0),
+    "component-each": Case("plan + check: a component per GPU", _component_each, lambda n: n, 1.2, max_gib=1.0),
 }

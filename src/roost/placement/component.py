@@ -83,6 +83,7 @@ class ComponentPlacement:
         self.job = expand_layout(self.job, self.topology, findings, self.notes)
         self._specs: dict[str, Component] = {spec.name: spec for spec in self.job.components}
         self._resources: dict[tuple[str, ...], Resources] = {}
+        self._nodes: dict[tuple[str, ...], Resources] = {}
         self._labels_at_fault = self._labels_written() - set(self.topology.labels)
         self._segments: dict[str, list[Segment]] = {}
         self._strategies: dict[str, PlacementStrategy] = {}
@@ -208,7 +209,10 @@ class ComponentPlacement:
             strategy = FlexiblePlacementStrategy._trusted(shares, spec.labels)
         else:
             strategy = NodePlacementStrategy((share[0] for share in shares), spec.labels or None)
-        return strategy._remembering(self.topology)
+            if spec.labels not in self._nodes:
+                self._nodes[spec.labels] = Resources(self.topology, spec.labels, as_nodes=True)
+            resources = self._nodes[spec.labels]
+        return strategy._remembering(resources)
 
     def _note_uneven(self, spec: Component, segment: Segment) -> None:
         each, extra = divmod(len(segment.processes), len(segment.resources))

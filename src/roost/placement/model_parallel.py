@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from roost.config import Component
 from roost.errors import Finding, Fix, PlacementError
 from roost.placement.component import ComponentPlacement, Masks, PlacementMode, count_bits
-from roost.placement.resources import ACCELERATOR
+from roost.placement.resources import ACCELERATOR, Resources
 from roost.placement.strategies import PackedPlacementStrategy
 from roost.ranks import format_ranks
 from roost.source import Tree
@@ -312,8 +312,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             ranks, labels = range(self.topology.num_accelerators), ()
         try:
             strategy = PackedPlacementStrategy(ranks[0], ranks[-1], per_process, stride, list(labels) or None)
-            strategy._remembering(self.topology)
-            for _ in strategy._runs(strategy._resources(self.topology)):
+            resources = Resources(self.topology, labels)
+            strategy._remembering(resources)
+            for _ in strategy._runs(resources):
                 pass  # no process spans nodes
         except PlacementError as error:
             at = spec.placement

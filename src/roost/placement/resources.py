@@ -52,6 +52,10 @@ class Resources:
         labels: Labels of node groups; none means the whole cluster.
         as_nodes: Count nodes, whatever they carry.
 
+    Attributes:
+        most_per_node: The largest number of resources of one node.
+        has_hardware: Whether any resource is more than a bare node.
+
     Raises:
         PlacementError: Where a label is unknown, or two groups count the same resource.
     """
@@ -59,6 +63,7 @@ class Resources:
     def __init__(self, topology: Topology, labels: Sequence[str] = (), as_nodes: bool = False) -> None:
         self.topology = topology
         self.labels = tuple(labels) or (CLUSTER,)
+        self.as_nodes = as_nodes
         unknown = [topology.unknown_group(label) for label in self.labels if not topology.has_group(label)]
         if unknown:
             raise PlacementError(unknown)
@@ -69,6 +74,8 @@ class Resources:
         if len(self.labels) > 1:
             self._check_overlap()
         self._firsts = [span.first for span in self.spans]
+        self.most_per_node = max((span.count for span in self.spans), default=0)
+        self.has_hardware = any(span.kind != NODE for span in self.spans)
 
     def _add(self, group: NodeGroup, as_nodes: bool) -> None:
         nodes = self.topology.nodes
@@ -96,11 +103,6 @@ class Resources:
                 )
                 rule = "groups that are counted together have no node in common"
                 raise PlacementError([Finding("P116", message, rule=rule)])
-
-    @property
-    def has_hardware(self) -> bool:
-        """Whether any of it is more than a bare node."""
-        return any(span.kind != NODE for span in self.spans)
 
     def span_of(self, rank: int) -> Span:
         """The span that a rank is in; the rank must be in range."""

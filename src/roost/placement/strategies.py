@@ -39,6 +39,7 @@ class PlacementStrategy(ABC):
     def __init__(self, node_group: str | Sequence[str] | None = None) -> None:
         self.node_group_labels = _labels(node_group)
         self._groups: tuple[NodeGroup, ...] = ()
+        self._counted: Resources | None = None
 
     @abstractmethod
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
@@ -51,12 +52,18 @@ class PlacementStrategy(ABC):
 
     def _resources(self, cluster: Any, as_nodes: bool = False) -> Resources:
         topology = Topology.of(cluster)
+        if self._counted is not None and self._counted.topology is topology and self._counted.as_nodes == as_nodes:
+            return self._counted
         missing = [group for group in self._groups if not topology.has_group(group.label)]
         return Resources(topology.adding(missing) if missing else topology, self.node_group_labels, as_nodes)
 
-    def _remembering(self, topology: Topology) -> PlacementStrategy:
-        """This strategy, which now knows the groups of a job when the cluster it meets does not."""
-        self._groups = tuple(topology.group(label) for label in self.node_group_labels)
+    def _remembering(self, resources: Resources) -> PlacementStrategy:
+        """Keep the node groups of a job, which another cluster may lack, and the resources counted in them.
+
+        Counting them again for every component would cost a job of n components on n nodes n² steps.
+        """
+        self._groups = tuple(resources.topology.group(label) for label in self.node_group_labels)
+        self._counted = resources
         return self
 
     def __repr__(self) -> str:
@@ -234,7 +241,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     def _single_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
         """One resource each: no process can span anything, so whole nodes are cut out at once."""
         firsts = self._singles
-        singles = [(local,) for local in range(max(span.count for span in resources.spans))]
+        singles = [(local,) for local in range(resources.most_per_node)]
         index = 0
         while index < len(firsts):
             span = resources.span_of(firsts[index])
@@ -244,8 +251,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             index = end
 
     def _general_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
-        spans = iter(resources.spans)
-        span = next(spans)
+        span = resources.spans[0]
         end, base = span.end, span.first
         run: list[tuple[int, ...]] = []
         for rank, ranks in enumerate(self._lists):
@@ -254,10 +260,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
                 if run:
                     yield span, tuple(run)
                     run = []
-                while first >= end:
-                    span = next(spans)
-                    end = span.end
-                base = span.first
+                span = resources.span_of(first)
+                end, base = span.end, span.first
             if len(ranks) == 1:
                 run.append((first - base,))
             elif ranks[-1] < end:

@@ -134,13 +134,14 @@ def _check_cpus(plan: Plan) -> Iterator[Finding]:
 
 
 def _check_components(plan: Plan) -> Iterator[Finding]:
-    for component in plan.components:
+    crowded = _crowded_accelerators(plan)
+    for index, component in enumerate(plan.components):
         yield from _check_engines(component)
         yield from _check_tensor_parallel(component)
         yield from _check_models(plan, component)
         yield from _check_transports(component)
-        if component.role in ("actor", "critic"):
-            yield from _check_double_ranks(plan, component)
+        if component.role in ("actor", "critic") and index in crowded:
+            yield _double_ranks(plan, component, crowded[index])
 
 
 def _check_engines(component: ComponentPlan) -> Iterator[Finding]:
@@ -200,17 +201,21 @@ def _check_transports(component: ComponentPlan) -> Iterator[Finding]:
         yield _note("N110", f"{component.name}: other accelerators than the trainer's: weights go through files")
 
 
-def _check_double_ranks(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
-    index = plan.components.index(component)
-    double = [
-        at
-        for crowd, places in plan.occupancy.where().items()
-        if plan.occupancy.members(crowd).get(index, 0) > 1
-        for at in places
-    ]
-    if double:
-        message = f"{component.name}: several of its ranks are on one GPU ({_places(double, plan.topology.noun)}): NCCL refuses that"
-        yield _note("N111", message, (Fix("one process per GPU", f"{component.name}: 0-7"),))
+def _crowded_accelerators(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """Return, by component index, the accelerators that hold more than one process of that component."""
+    crowded: dict[int, list[tuple[int, int]]] = {}
+    for crowd, places in plan.occupancy.where().items():
+        for index, count in plan.occupancy.members(crowd).items():
+            if count > 1:
+                crowded.setdefault(index, []).extend(places)
+    return crowded
+
+
+def _double_ranks(plan: Plan, component: ComponentPlan, at: list[tuple[int, int]]) -> Finding:
+    message = (
+        f"{component.name}: several of its ranks are on one GPU ({_places(at, plan.topology.noun)}): NCCL refuses that"
+    )
+    return _note("N111", message, (Fix("one process per GPU", f"{component.name}: 0-7"),))
 
 
 def _note(code: str, message: str, fixes: tuple[Fix, ...] = ()) -> Finding:

@@ -1,8 +1,7 @@
-"""Who is on each accelerator, at a few bytes per accelerator."""
+"""Which components are on each accelerator, at a few bytes per accelerator and component."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -17,9 +16,12 @@ __all__ = ["Occupancy"]
 class Occupancy:
     """For every accelerator, which components have how many processes on it.
 
-    Accelerators with the same company share one small number, their *crowd*; crowd 0 is nobody.
+    Accelerators with the same processes share one small number, their *crowd*; crowd 0 is nobody.
     A cluster of 100,000 accelerators has a handful of crowds, so that checks and maps look at
     crowds, not at accelerators.
+
+    A crowd is stored as an earlier crowd plus one component with its number of processes. Its size in
+    memory therefore does not depend on how many processes or components share an accelerator.
 
     Attributes:
         crowds: The crowd of each accelerator, node by node.
@@ -29,28 +31,35 @@ class Occupancy:
     def __init__(self, topology: Topology, components: Sequence[ComponentPlan]) -> None:
         self.starts = [0, *accumulate(len(node.accelerator_ids) for node in topology.nodes)]
         self.crowds = [0] * self.starts[-1]
-        self._grown: dict[tuple[int, int], int] = {}
-        self._members: list[tuple[int, ...]] = [()]
+        self._made_of: list[tuple[int, int, int]] = [(0, 0, 0)]  # earlier crowd, component index, its processes
         for index, component in enumerate(components):
             self._add(index, component)
 
     def _add(self, index: int, component: ComponentPlan) -> None:
-        starts, crowds, grown = self.starts, self.crowds, self._grown
+        starts, crowds, made_of = self.starts, self.crowds, self._made_of
+        processes: dict[int, int] = {}  # accelerator → processes of this component on it
         for placement in component.placements:
             if placement.local_accelerator_rank < 0:
                 continue
             start = starts[placement.cluster_node_rank]
             for local in placement.local_hardware_ranks:
-                key = (crowds[start + local], index)
-                crowd = grown.get(key)
-                if crowd is None:
-                    crowd = grown[key] = len(self._members)
-                    self._members.append((*self._members[key[0]], index))
-                crowds[start + local] = crowd
+                processes[start + local] = processes.get(start + local, 0) + 1
+        grown: dict[tuple[int, int], int] = {}
+        for accelerator, count in processes.items():
+            key = (crowds[accelerator], count)
+            crowd = grown.get(key)
+            if crowd is None:
+                crowd = grown[key] = len(made_of)
+                made_of.append((key[0], index, count))
+            crowds[accelerator] = crowd
 
     def members(self, crowd: int) -> dict[int, int]:
         """Index of each component in a crowd → how many of its processes are on the accelerator."""
-        return dict(Counter(self._members[crowd]))
+        found: list[tuple[int, int]] = []
+        while crowd:
+            crowd, index, count = self._made_of[crowd]
+            found.append((index, count))
+        return dict(reversed(found))
 
     def of_node(self, node_rank: int) -> tuple[int, ...]:
         """The crowds of a node's accelerators."""

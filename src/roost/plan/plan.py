@@ -19,7 +19,7 @@ from roost.placement import (
 from roost.placement.resources import collector_paused
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
-from roost.plan.transport import WeightTransport, choose_transports
+from roost.plan.transport import TransportChooser, WeightTransport
 from roost.source import Tree, as_tree
 from roost.topology import Topology
 from roost.views import draw
@@ -147,6 +147,7 @@ class Plan:
         trainer = [p for name in by_name if placed.spec(name).role == TRAINER for p in by_name[name]]
         if placed.placement_mode is PlacementMode.AUTO:  # it may grow over all; it begins on its own
             trainer = trainer[: getattr(placed, "actor_world_size", 0)]
+        transport_chooser = TransportChooser(trainer)
         components = []
         findings: list[Finding] = []
         for name in sorted(by_name):
@@ -159,9 +160,8 @@ class Plan:
                 placed.job.size(spec, "model.pipeline_model_parallel_size", findings),
                 placed.job.size(spec, "pipeline_parallel_size", findings),
             )
-            transports = (
-                choose_transports(trainer, by_name[name]) if spec.role == ENGINE and not spec.placeholder else ()
-            )
+            is_engine = spec.role == ENGINE and not spec.placeholder
+            transports = transport_chooser.choose(by_name[name]) if is_engine else ()
             components.append(
                 ComponentPlan(
                     name,

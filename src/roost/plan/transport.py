@@ -7,7 +7,7 @@ from enum import Enum
 
 from roost.placement import Placement
 
-__all__ = ["WeightTransport", "choose_transports"]
+__all__ = ["TransportChooser", "WeightTransport"]
 
 
 class WeightTransport(Enum):
@@ -23,25 +23,27 @@ class WeightTransport(Enum):
     """No collective in common: accelerators of different vendors."""
 
 
-def choose_transports(trainer: Sequence[Placement], rollout: Sequence[Placement]) -> tuple[WeightTransport, ...]:
-    """The transport of each rollout process; empty where there is no trainer."""
-    if not trainer:
-        return ()
-    trained: dict[int, set[int]] = {}
-    vendors = set()
-    for placement in trainer:
-        trained.setdefault(placement.cluster_node_rank, set()).update(placement.accelerators)
-        vendors.add(placement.accelerator_type)
-    chosen = []
-    for placement in rollout:
+class TransportChooser:
+    """Chooses the transport of rollout processes, by the accelerators and nodes of the trainer."""
+
+    def __init__(self, trainer: Sequence[Placement]) -> None:
+        self._trained: dict[int, set[int]] = {}
+        self._vendors = set()
+        for placement in trainer:
+            self._trained.setdefault(placement.cluster_node_rank, set()).update(placement.accelerators)
+            self._vendors.add(placement.accelerator_type)
+
+    def choose(self, rollout: Sequence[Placement]) -> tuple[WeightTransport, ...]:
+        """Return the transport of each rollout process; empty where there is no trainer."""
+        return tuple(map(self._choose, rollout)) if self._trained else ()
+
+    def _choose(self, placement: Placement) -> WeightTransport:
         own = placement.accelerators
-        here = trained.get(placement.cluster_node_rank)
+        here = self._trained.get(placement.cluster_node_rank)
         if own and here is not None and here.issuperset(own):
-            chosen.append(WeightTransport.IPC)
-        elif not own and here is not None:
-            chosen.append(WeightTransport.SHARED_MEMORY)
-        elif own and placement.accelerator_type not in vendors:
-            chosen.append(WeightTransport.FILE)
-        else:
-            chosen.append(WeightTransport.BROADCAST)
-    return tuple(chosen)
+            return WeightTransport.IPC
+        if not own and here is not None:
+            return WeightTransport.SHARED_MEMORY
+        if own and placement.accelerator_type not in self._vendors:
+            return WeightTransport.FILE
+        return WeightTransport.BROADCAST
