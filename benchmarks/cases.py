@@ -162,6 +162,8 @@ CASES = {
     "per-node": Case("components: a segment per node", _components(one_segment_per_node), lambda n: n),
     "plan": Case("whole job: Plan.resolve + check", _plan, full_job_processes, max_seconds=5.0, max_gib=1.0),
     "one-gpu": Case("plan + check: processes on one GPU", _processes_on_one, lambda n: n, max_gib=1.0),
-    "one-gpu-components": Case("plan + check: components on one GPU", _components_on_one, lambda n: n, 1.2, max_gib=1.0),
+    "one-gpu-components": Case(
+        "plan + check: components on one GPU", _components_on_one, lambda n: n, 1.2, max_gib=1.0
+    ),
     "component-each": Case("plan + check: a component per GPU", _component_each, lambda n: n, 1.2, max_gib=1.0),
 }
