@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ class Caller(roost.Worker):
     def __init__(self, greeting: str = "hello", *, mark: str = "!") -> None:
         super().__init__()
         self.text = greeting + mark
+        self._all_here = threading.Barrier(3)
+        self._may_go = threading.Event()
 
     def greet(self) -> str:
         return f"{self.text}{self._rank}"
@@ -48,6 +51,22 @@ class Caller(roost.Worker):
     async def later(self, seconds: float) -> int:
         await asyncio.sleep(seconds)
         return self.rank
+
+    def meet(self) -> int:
+        """Returns when three calls are here at once."""
+        self._all_here.wait(60)
+        return self.rank
+
+    async def meet_later(self) -> int:
+        await asyncio.to_thread(self._all_here.wait, 60)
+        return self.rank
+
+    def hold(self) -> int:
+        self._may_go.wait(60)
+        return self.rank
+
+    def let_go(self) -> None:
+        self._may_go.set()
 
     def fail(self, on: int) -> int:
         if self.rank == on:
@@ -245,9 +264,9 @@ def test_iteration_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> No
 
 def test_timings_are_those_of_each_rank(group: roost.WorkerGroup) -> None:
     timings = group.nap(roost.PerRank([0.0, 0.3, 0.6])).timings_s
-    assert 0.0 <= timings[0] < 0.25
-    assert 0.3 <= timings[1] < 0.55
-    assert 0.6 <= timings[2] < 0.85
+    assert timings[1] >= 0.3
+    assert timings[2] >= 0.6
+    assert 0.0 <= timings[0] < timings[1] < timings[2], "each rank has a time of its own"
 
 
 def test_async_wait(group: roost.WorkerGroup) -> None:
@@ -273,31 +292,29 @@ def test_methods_that_are_coroutines(group: roost.WorkerGroup) -> None:
 def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
     request = Caller.create_group()
     with request.launch(job, roost.NodePlacementStrategy([2]), name="at once", max_concurrency=3) as group:
-        started = time.monotonic()
-        sleepers = [group.nap(1.0), group.later(1.0), group.later(1.0)]
-        assert [sleeper.wait(timeout=20) for sleeper in sleepers] == [[0], [0], [0]]
-        assert time.monotonic() - started < 2.5, "they waited for one another"
-        long, short = group.nap(3.0), group.hello()
-        assert short.wait(timeout=2.5) == [0]
+        meeting = [group.meet(), group.meet_later(), group.meet_later()]
+        assert [call.wait(timeout=60) for call in meeting] == [[0], [0], [0]], "none ends before all three have begun"
+        long = group.hold()
+        assert group.hello().wait(timeout=60) == [0]
         [state] = group.states()
-        assert (state["state"], state["call"]) == ("busy", "nap"), "a short call beside it ended; it did not"
-        assert long.wait(timeout=20) == [0]
+        assert (state["state"], state["call"]) == ("busy", "hold"), "a short call beside it ended; it did not"
+        group.let_go().wait(timeout=60)
+        assert long.wait(timeout=60) == [0]
         assert group.states()[0]["state"] == "ready"
 
 
 def test_a_timeout_says_who_is_busy_in_what(group: roost.WorkerGroup) -> None:
-    result = group.nap(roost.PerRank([0.0, 1.5, 0.0]))
-    started = time.monotonic()
+    result = group.nap(roost.PerRank([0.0, 5.0, 0.0]))
     with pytest.raises(CallTimeoutError) as caught:
         result.wait(timeout=0.5)
-    assert time.monotonic() - started < 1.4
+    assert not result.done(), "the wait ended before the call"
     text = str(caught.value)
     assert "1 of 3 ranks did not end within 0.5 s" in text
     assert "rank 1: busy in nap() for" in text
     assert "rank 0" not in text
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, roost.RoostError)
-    assert result.wait(timeout=10) == [0, 1, 2], "the call goes on, and its result can still be had"
+    assert result.wait(timeout=60) == [0, 1, 2], "the call goes on, and its result can still be had"
 
 
 def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGroup) -> None:
@@ -351,18 +368,16 @@ def test_an_unknown_method_is_an_attribute_error(group: roost.WorkerGroup) -> No
 
 
 def test_the_control_lane_answers_while_a_long_call_runs(group: roost.WorkerGroup) -> None:
-    result = group.execute_on(1).nap(3.0)
+    result = group.execute_on(1).nap(6.0)
     wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", 5.0)
-    started = time.monotonic()
     states = group.states()
     stacks = group.stacks(1)
-    assert time.monotonic() - started < 2.0
     assert [state["state"] for state in states] == ["ready", "busy", "ready"]
     assert states[1]["call"] == "nap"
     assert "in nap" in stacks
     assert "time.sleep(seconds)" in stacks
     assert not result.done()
-    assert result.wait(timeout=10) == [1]
+    assert result.wait(timeout=60) == [1]
 
 
 def test_a_second_process_attaches(group: roost.WorkerGroup, job: roost.Cluster, tmp_path: Path) -> None:
