@@ -36,7 +36,8 @@ class Driver:
     """Another Python process; ``driver("result = 1 + 1")`` is 2."""
 
     def __init__(self, **environment: str | None) -> None:
-        variables = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+        paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         for name, value in environment.items():
             if value is None:
                 variables.pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import subprocess
@@ -64,9 +63,7 @@ def test_a_server_that_wants_the_port_bare_gets_it_handed_over_and_nobody_else_l
         assert lease.hand_over() == lease.port
         assert can_bind(lease.port)
         assert list(lease.ports) == [lease.port, lease.port + 1]
-        code = (
-            f"from roost.cluster import ports\nresult = ports._try('/tmp/roost-ports', {lease.port}, 1, '')[0] is None"
-        )
+        code = f"from roost.cluster import ports\nresult = ports._try({lease.port}, 1, '')[0] is None"
         with Driver() as other:
             assert other(code) is True
             lease.release()
@@ -88,7 +85,7 @@ def test_a_port_that_somebody_serves_is_not_leased() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        assert ports._try(ports._lock_folder(), taken, 1, "") == (None, taken)
+        assert ports._try(taken, 1, "") == (None, taken)
 
 
 @pytest.mark.parametrize("count", [0, -1, 100_000])
@@ -131,8 +128,67 @@ def test_the_death_of_the_owner_gives_its_ports_back(eventually: Callable[..., N
         assert not any(can_bind(port + i) for i in range(3))
         owner.kill()
         eventually(lambda: all(can_bind(port + i) for i in range(3)))
-        lock = os.open(f"/tmp/roost-ports/{port}", os.O_RDONLY)  # noqa: S108
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            os.close(lock)
+        assert owner_of(port) is None
+
+
+def owner_of(port: int) -> str | None:
+    """What holds the name that stands for a port, as the kernel lists it."""
+    with open("/proc/net/unix", encoding="ascii") as names:
+        return next((line for line in names if line.endswith(f" @roost-port-{port}\n")), None)
+
+
+_OPENED = """
+import sys
+from roost.cluster.ports import lease_ports
+
+lease_ports().release()  # what Python loads at the first use is not meant
+touched = []
+sys.addaudithook(lambda event, args: touched.append(str(args[0])) if event in ("open", "os.mkdir", "os.chmod") else None)
+with lease_ports(3) as lease:
+    print(touched)
+"""
+
+
+def test_leases_depend_on_no_file_that_another_user_could_prepare() -> None:
+    done = subprocess.run([sys.executable, "-c", _OPENED], capture_output=True, text=True, check=True)
+    assert done.stdout == "['/proc/sys/net/ipv4/ip_local_port_range']\n"
+
+
+_OTHER_USER = """
+import os, sys
+from roost.cluster import ports
+
+ports.lease_ports().release()  # Python loads what it needs for this while it can
+os.setgid(65534)
+os.setuid(65534)
+with ports.lease_ports() as own:
+    own.hand_over()
+    print(own.port, flush=True)
+    for line in sys.stdin:
+        print(ports._try(int(line), 1, "")[0] is not None, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_users_keep_off_each_others_leases_also_after_the_hand_over() -> None:
+    from roost.cluster import ports
+
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _OTHER_USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other,
+        lease_ports() as lease,
+    ):
+        assert other.stdin is not None
+        assert other.stdout is not None
+        theirs = int(other.stdout.readline())
+        assert ports._try(theirs, 1, "") == (None, theirs)
+        lease.hand_over()
+        answers = []
+        for _ in range(2):
+            other.stdin.write(f"{lease.port}\n")
+            other.stdin.flush()
+            answers.append(other.stdout.readline().strip())
+            lease.release()
+        other.stdin.close()
+    assert answers == ["False", "True"]

@@ -8,13 +8,13 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
+from roost.cluster.runtime_folder import open_private, runtime_folder
 from roost.errors import ClusterError, Finding, Fix
 
 __all__ = ["alive_nodes", "connect", "find_job", "forget_job", "remember_job", "wait_for_nodes"]
@@ -115,11 +115,17 @@ def wait_for_nodes(num_nodes: int, timeout_s: float) -> Sequence[Mapping[str, An
     )
 
 
-# Where jobs of this user on this machine run: so that another process can attach without being told.
+# Where jobs of this user on this machine run: so that another process can attach without being told. A note names the
+# Ray to join, so it is read from and written to the user's private folder only.
 
 
 def _notes_folder() -> str:
-    folder = os.path.join(tempfile.gettempdir(), f"roost-jobs-{os.getuid()}")
+    """Return the folder of the notes, and create it where it does not exist.
+
+    Raises:
+        ClusterError: The private runtime folder cannot be used (R140).
+    """
+    folder = os.path.join(runtime_folder(), "jobs")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder
 
@@ -131,26 +137,40 @@ def _note(namespace: str) -> str:
 
 
 def remember_job(namespace: str, address: str) -> None:
-    """Notes where the job of a namespace runs."""
-    with contextlib.suppress(OSError), open(_note(namespace), "w", encoding="utf-8") as file:
-        # A Ray that was started here may want a token, and says so only to the process that started it.
-        mode = os.environ.get("RAY_AUTH_MODE", "")
-        json.dump({"namespace": namespace, "address": address, "pid": os.getpid(), "auth_mode": mode}, file)
+    """Note where the job of a namespace runs. Where that is not possible, log a warning: the job runs without it."""
+    # A Ray that was started here may want a token, and says so only to the process that started it.
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    note = {"namespace": namespace, "address": address, "pid": os.getpid(), "auth_mode": mode}
+    try:
+        handle = open_private(_note(namespace), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(note, file)
+    except (OSError, ClusterError) as error:
+        logger.warning("other processes will not find this job without its address: %s", error)
 
 
 def find_job(namespace: str | None = None) -> str | None:
-    """The address of the Ray of this user's newest job, of that name if one is given, whose driver is alive."""
+    """Return the address of the Ray of this user's newest job whose driver is alive; ``None`` if there is none.
+
+    Notes that are not regular files of this user are passed over.
+
+    Args:
+        namespace: Return only a job of this name.
+
+    Raises:
+        ClusterError: The private runtime folder cannot be used (R140).
+    """
     notes = [entry for entry in os.scandir(_notes_folder()) if entry.name.endswith(".json")]
     for entry in sorted(notes, key=_written, reverse=True):
         try:
-            with open(entry.path, encoding="utf-8") as file:
+            with open(open_private(entry.path, os.O_RDONLY), encoding="utf-8") as file:
                 found = json.load(file)
             os.kill(int(found["pid"]), 0)
         except ProcessLookupError:  # it was killed, and could not tidy up
             with contextlib.suppress(OSError):
                 os.remove(entry.path)
             continue
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ClusterError, OSError, ValueError, KeyError, TypeError):
             continue
         if namespace in (None, found.get("namespace")):
             if found.get("auth_mode"):
@@ -161,12 +181,12 @@ def find_job(namespace: str | None = None) -> str | None:
 
 def _written(entry: os.DirEntry[str]) -> float:
     try:
-        return entry.stat().st_mtime
+        return entry.stat(follow_symlinks=False).st_mtime
     except OSError:
         return 0.0
 
 
 def forget_job(namespace: str) -> None:
     """Removes the note of this process's job."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ClusterError):
         os.remove(_note(namespace))

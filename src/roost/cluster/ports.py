@@ -1,16 +1,14 @@
 """Ports that are leased and held.
 
 A port is free only until somebody else binds it, so finding one and closing it again is a race.
-A lease is three things: a lock on a file that stands for the port on this machine (unique across
-all jobs and users), a socket bound to the port that keeps strangers off until the owner binds it
-(a server that sets ``SO_REUSEADDR`` can bind beside it), and the process that has both: when it
-dies, the kernel gives both back.
+A lease is two sockets per port, both held by the process that leased. The first has a name in the kernel's
+abstract namespace and makes the lease unique among all users of the network namespace. The second is bound to the
+port and keeps everybody else off until the owner binds it (a server that sets ``SO_REUSEADDR`` can bind beside it).
+When the process dies, the kernel gives both back. Nothing lies in a folder that other users could prepare.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import socket
 import threading
@@ -36,17 +34,6 @@ def _bounds() -> tuple[int, int]:
     return (last + 1, 65_536) if last < 64_536 else (LOWEST, 65_536)
 
 
-def _lock_folder() -> str:
-    """A folder that all users of this machine share."""
-    path = "/tmp/roost-ports"  # noqa: S108
-    try:
-        os.mkdir(path)
-        os.chmod(path, 0o1777)  # noqa: S103
-    except FileExistsError:
-        pass
-    return path
-
-
 class PortLease:
     """Consecutive ports that are this process's until released or its death.
 
@@ -55,7 +42,7 @@ class PortLease:
         count: How many.
     """
 
-    def __init__(self, port: int, locks: list[int], sockets: list[socket.socket]) -> None:
+    def __init__(self, port: int, locks: list[socket.socket], sockets: list[socket.socket]) -> None:
         self.port = port
         self.count = len(locks)
         self._locks = locks
@@ -77,7 +64,7 @@ class PortLease:
         """Gives the ports back."""
         self.hand_over()
         for lock in self._locks:
-            os.close(lock)
+            lock.close()
         self._locks.clear()
 
     def __enter__(self) -> PortLease:
@@ -108,14 +95,13 @@ def lease_ports(count: int = 1, host: str = "") -> PortLease:
     low, high = _bounds()
     if not 1 <= count <= high - low:
         raise ClusterError([Finding("R120", f"from 1 to {high - low} consecutive ports can be leased, not {count}")])
-    folder = _lock_folder()
     starts = range(low, high - count + 1)
     first = random.SystemRandom().randrange(len(starts))
     with _picking:
         index = 0
         while index < len(starts):
             start = starts[(first + index) % len(starts)]
-            lease, taken = _try(folder, start, count, host)
+            lease, taken = _try(start, count, host)
             if lease is not None:
                 return lease
             index += max(1, taken - start + 1)
@@ -124,12 +110,12 @@ def lease_ports(count: int = 1, host: str = "") -> PortLease:
     raise ClusterError([Finding("R120", message, fixes=fixes)])
 
 
-def _try(folder: str, start: int, count: int, host: str) -> tuple[PortLease | None, int]:
+def _try(start: int, count: int, host: str) -> tuple[PortLease | None, int]:
     """A lease that begins at a port, or the port that was in the way."""
-    locks: list[int] = []
+    locks: list[socket.socket] = []
     sockets: list[socket.socket] = []
     for port in range(start, start + count):
-        lock = _lock(folder, port)
+        lock = _lock(port)
         held = _bind(host, port) if lock is not None else None
         if lock is not None:
             locks.append(lock)
@@ -140,24 +126,19 @@ def _try(folder: str, start: int, count: int, host: str) -> tuple[PortLease | No
     return PortLease(start, locks, sockets), start
 
 
-def _lock(folder: str, port: int) -> int | None:
-    path = f"{folder}/{port}"
+def _lock(port: int) -> socket.socket | None:
+    """Take the name that stands for a port; ``None`` where another lease has it.
+
+    Abstract names belong to a network namespace, as ports do. They have no owner and no permissions: whoever binds
+    a name first has it. The socket does not listen, so nobody can connect to it.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Reading is enough for a lock, and works on files that other users made.
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-        except OSError:
-            return None
+        lock.bind(f"\0roost-port-{port}")
     except OSError:
+        lock.close()
         return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+    return lock
 
 
 def _bind(host: str, port: int) -> socket.socket | None:
