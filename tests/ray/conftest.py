@@ -37,7 +37,7 @@ def cluster(four_nodes: LocalRay) -> Iterator[roost.Cluster]:
 def eventually() -> Callable[..., None]:
     """Waits until something holds: Ray gives resources back a moment after it is told to."""
 
-    def wait(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "it did not come to hold"

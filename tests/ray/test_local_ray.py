@@ -49,16 +49,16 @@ def test_nodes_come_and_go_and_nothing_is_left(
             with pytest.raises(roost.ClusterError, match=rf"no node {rank} to kill"):
                 machines.kill_node(rank)
         machines.kill_node(1)
-        eventually(lambda: alive() == {"127.0.0.2": 2}, 20)
+        eventually(lambda: alive() == {"127.0.0.2": 2}, 60)
         with pytest.raises(roost.ClusterError):
             machines.kill_node(1)
         assert machines.add_node(accelerators=3) == 2
-        eventually(lambda: alive() == {"127.0.0.2": 2, machines.node_address(2): 3}, 20)
+        eventually(lambda: alive() == {"127.0.0.2": 2, machines.node_address(2): 3}, 60)
         assert machines.topology.nodes[2].num_accelerators == 3
     assert os.environ["RAY_ADDRESS"] == "10.9.8.7:6379"
     assert "RAY_TMPDIR" not in os.environ
     assert not ray.is_initialized()
-    eventually(lambda: mentioning(folder) == [], 20)
+    eventually(lambda: mentioning(folder) == [], 60)
     assert not os.path.exists(folder)
     cluster.close()  # a second time does no harm
     with pytest.raises(roost.ClusterError, match="no Roost job runs"):
@@ -73,7 +73,7 @@ def test_an_error_inside_leaves_nothing_either(eventually: Callable[..., None]) 
         _ = 1 / 0
     assert folder
     assert os.environ.get("RAY_ADDRESS") == before
-    eventually(lambda: mentioning(folder) == [], 20)
+    eventually(lambda: mentioning(folder) == [], 60)
     assert not os.path.exists(folder)
 
 

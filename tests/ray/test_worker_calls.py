@@ -334,7 +334,7 @@ def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGrou
 
 def test_an_exception_that_cannot_be_unpickled(group: roost.WorkerGroup) -> None:
     with pytest.raises(roost.WorkerError) as caught:
-        group.execute_on(1).odd_error().wait(timeout=20)
+        group.execute_on(1).odd_error().wait(timeout=60)
     assert caught.value.rank == 1
     assert not isinstance(caught.value, roost.WorkerDiedError)
     assert "UnpicklableError: 1 and 2" in str(caught.value)
@@ -344,7 +344,7 @@ def test_an_exception_that_cannot_be_unpickled(group: roost.WorkerGroup) -> None
 
 def test_an_exception_of_a_class_that_only_the_worker_has(group: roost.WorkerGroup) -> None:
     with pytest.raises(roost.WorkerError, match=r"callers\[2\] on node 1: foreign_error\(\) raised") as caught:
-        group.execute_on(2).foreign_error().wait(timeout=20)
+        group.execute_on(2).foreign_error().wait(timeout=60)
     assert not isinstance(caught.value, roost.WorkerDiedError)
 
 
@@ -354,8 +354,8 @@ def test_sys_exit_in_a_worker_is_an_error_not_a_death(group: roost.WorkerGroup) 
         group.leave(3).wait()
     assert not isinstance(caught.value, roost.WorkerDiedError)
     with pytest.raises(roost.WorkerError, match=r"leave_later\(\) called sys\.exit\(4\)"):
-        group.leave_later().wait(timeout=20)
-    assert group.later(0.0).wait(timeout=20) == [0, 1, 2], "its event loop lives on"
+        group.leave_later().wait(timeout=60)
+    assert group.later(0.0).wait(timeout=60) == [0, 1, 2], "its event loop lives on"
     assert group.pid().wait() == pids
 
 

@@ -57,7 +57,7 @@ def test_a_killed_worker_ends_the_call_and_its_children(cluster: roost.Cluster, 
         started = time.monotonic()
         with pytest.raises(roost.WorkerDiedError) as caught:
             result.wait()
-        assert time.monotonic() - started < 15, "rank 0 sleeps on, and is not waited for"
+        assert time.monotonic() - started < 90, "rank 0 sleeps on, and is not waited for"
         error = caught.value
         assert isinstance(error, roost.WorkerError)
         assert (error.group, error.rank, error.node_rank) == ("killed", 1, 1)
@@ -67,7 +67,7 @@ def test_a_killed_worker_ends_the_call_and_its_children(cluster: roost.Cluster, 
         states = group.states(timeout=3)
         assert [state["state"] for state in states] == ["busy", "dead"]
         with pytest.raises(roost.WorkerDiedError) as again:
-            group.execute_on(1).pid().wait(timeout=20)
+            group.execute_on(1).pid().wait(timeout=60)
         assert again.value.rank == 1
         with pytest.raises(roost.WorkerDiedError):
             list(group.execute_on(1).pid())
@@ -88,7 +88,7 @@ def test_closing_a_group_leaves_nothing(cluster: roost.Cluster, free_gpus: Calla
     wait_for(lambda: ray_state() == before, "as it was before")
     group.close()
     with pytest.raises(roost.RoostError):
-        group.pid().wait(timeout=20)
+        group.pid().wait(timeout=60)
     with two_of(cluster, "closed") as second:
         assert second.pid().wait() != pids, "name and accelerators can be had again at once"
 
@@ -112,12 +112,12 @@ def test_a_killed_node_ends_the_call() -> None:
         started = time.monotonic()
         with pytest.raises(roost.WorkerDiedError) as caught:
             result.wait()
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 90
         assert (caught.value.rank, caught.value.node_rank) == (1, 1)
         wait_for(lambda: not alive([pids[1], children[1]]), "the end of the node's processes")
         started = time.monotonic()
         group.close()
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
         wait_for(lambda: not alive([*pids, *children]), "the end of all")
 
 

@@ -323,7 +323,7 @@ def test_an_interpreter_that_is_not_there(cluster: roost.Cluster, tmp_path: Path
     with pytest.raises(roost.LaunchError) as caught:
         Probe.create_group().launch(cluster, plan=plan, component="w")
     assert f"node 2: the interpreter {missing} is not there" in str(caught.value)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 90
     assert "w" not in roost.WorkerManager.get_proxy().get_groups()
 
 
@@ -420,7 +420,7 @@ def test_a_constructor_that_raises_tears_the_group_down(
     started = time.monotonic()
     with pytest.raises(roost.LaunchError) as caught:
         Broken.create_group(tmp_path, on=1).launch(cluster, roost.FlexiblePlacementStrategy([[0], [4]]), name="broken")
-    assert time.monotonic() - started < 30, "the rank that is still at it is not waited for"
+    assert time.monotonic() - started < 90, "the rank that is still at it is not waited for"
     text = str(caught.value)
     assert "broken[1] on node 1: its constructor raised ValueError: a wheel came off" in text
     assert "in a_helper_of_the_constructor" in text
@@ -448,7 +448,7 @@ def test_a_constructor_that_takes_too_long(cluster: roost.Cluster) -> None:
         Slow.create_group().launch(cluster, roost.NodePlacementStrategy([1]), timeout_s=4)
     assert "1 of 1 workers were still" in str(caught.value)
     assert "nodes [1]" in str(caught.value)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
 
 
 def test_what_a_worker_finds_must_be_what_was_planned(cluster: roost.Cluster, free_gpus: Callable[[], float]) -> None:

@@ -8,7 +8,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 import roost
+from roost import RolloutError
 
 SOURCES = [str(Path(roost.__file__).parents[1]), str(Path(__file__).parent)]
 
@@ -48,3 +51,16 @@ def url_of(process):
         if line.startswith("ready "):
             return line.split()[1]
     raise AssertionError("".join(lines))
+
+
+def deadline_in_flight(client, requests):
+    """Return the error of requests whose deadline passed after they were sent.
+
+    A busy machine may need longer than a short deadline to send them, so the deadline grows until they are in flight.
+    """
+    for timeout_s in (2.0, 10.0, 50.0):
+        with pytest.raises(RolloutError) as caught:
+            client.generate_all(requests, timeout_s=timeout_s)
+        if "not sent" not in str(caught.value):
+            break
+    return str(caught.value)

@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from serving import SOURCES, ask, post, start_server, url_of
+from serving import SOURCES, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import Gated, toy, until
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine, lease_ports
@@ -118,8 +118,7 @@ def test_a_client_that_hangs_up_takes_its_request_along(router, client):
     module = Gated()
     engine = TorchEngine(lambda: module, **SIZES)
     router.add(engine.start(EnginePlace()))
-    with pytest.raises(RolloutError, match="no answer before the deadline"):
-        client.generate_all(some_requests(1), timeout_s=4.0)
+    assert "no answer before the deadline" in deadline_in_flight(client, some_requests(1))
     until(lambda: engine.info()["num_running_samples"] == 0)
     module.is_free.set()
     router.remove(router.workers()[0].url)
