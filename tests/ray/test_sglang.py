@@ -87,7 +87,12 @@ def plan(job: roost.Cluster) -> roost.Plan:
 
 @pytest.fixture(scope="module")
 def manager(job: roost.Cluster, plan: roost.Plan, home: Path) -> Iterator[RolloutManager]:
-    made = functools.partial(SglangEngine, str(home / "model"), **settings(home, TEST_STEP_S="0.01"))
+    made = functools.partial(
+        SglangEngine,
+        str(home / "model"),
+        options=["--enable-deterministic-inference"],
+        **settings(home, TEST_STEP_S="0.01"),
+    )
     with RolloutManager(job, plan, made, router={"health_period_s": 1}, name="sglang") as rollout:
         yield rollout
 
@@ -137,6 +142,22 @@ def test_every_member_is_started_where_the_plan_says(manager: RolloutManager, fo
     groups = {group.name: group for seen in Watcher().look() for group in seen.groups}
     notes = [rank.note for rank in groups["pair"].workers]
     assert notes == [f"{pair.url} weights 0", "weights 0"], "the second member serves nothing"
+
+
+def test_samples_of_a_group_differ_with_and_without_seeds(manager: RolloutManager) -> None:
+    params = {"max_new_tokens": 20, "temperature": 1.0}
+    seeded, again = (tokens(manager.generate(new_groups(4, 3), params)) for _ in range(2))
+    assert seeded == again, "a seeded group gives the same samples again"
+    unseeded = [roost.SampleGroup(f"u{i}", {}, [roost.Sample(PROMPT) for _ in range(3)]) for i in range(4)]
+    for groups in (seeded, tokens(manager.generate(unseeded, params))):
+        assert len({tuple(sample) for group in groups for sample in group}) == 12
+
+
+def test_a_seed_that_no_engine_can_hold_is_refused(manager: RolloutManager) -> None:
+    bad = [roost.SampleGroup("big", {"seed": 2**63}, [roost.Sample(PROMPT)])]
+    with pytest.raises(roost.RolloutError, match=r"group big: seed must be a whole number from 0 to 2\*\*63 - 1"):
+        manager.generate(bad, GREEDY)
+    assert len(manager.alive_engines) == 4
 
 
 def test_weights_of_a_trainer(manager: RolloutManager, train: TrainGroup) -> None:

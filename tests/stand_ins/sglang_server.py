@@ -22,6 +22,7 @@ from sglang_ranks import Rank
 
 ENOUGH, TOO_MUCH = 0.2, 0.95
 """What it needs of a GPU, and what is more than there is."""
+DEFAULT_SEED, LARGEST_SEED = 42, 2**63 - 1
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 WITHOUT = os.environ.get("TEST_WITHOUT", "")
 """A route that it does not have."""
@@ -41,7 +42,8 @@ def flags() -> argparse.ArgumentParser:
                  "--context-length"):  # fmt: skip
         parser.add_argument(name, type=int)
     parser.add_argument("--mem-fraction-static", type=float)
-    for name in ("--skip-tokenizer-init", "--enable-memory-saver", "--enable-weights-cpu-backup"):
+    for name in ("--skip-tokenizer-init", "--enable-memory-saver", "--enable-weights-cpu-backup",
+                 "--enable-deterministic-inference"):  # fmt: skip
         parser.add_argument(name, action="store_true")
     parser.set_defaults(
         host="127.0.0.1", port=30000, tp_size=1, base_gpu_id=0, nnodes=1, node_rank=0, weight_version="default",
@@ -106,9 +108,9 @@ class Server:
             self.running[rid] = False
         try:
             found = [
-                await self.sample(rid, prompt, params, index, bool(body.get("return_logprob")))
+                await self.sample(rid, prompt, params, bool(body.get("return_logprob")))
                 for prompt in prompts
-                for index in range(int(params.get("n") or 1))
+                for _ in range(int(params.get("n") or 1))
             ]
         finally:
             async with self.changed:
@@ -116,8 +118,12 @@ class Server:
                 self.changed.notify_all()
         return _json(found if isinstance(ids[0], list) or len(found) > 1 else found[0])
 
-    async def sample(self, rid: str, prompt: list[int], params: dict[str, Any], index: int, logprob: bool) -> Any:
+    async def sample(self, rid: str, prompt: list[int], params: dict[str, Any], logprob: bool) -> Any:
         tokens, rows = list(prompt), []
+        # All samples of a request have its seed, and all requests without one have the same.
+        seed = DEFAULT_SEED if params.get("sampling_seed") is None else params["sampling_seed"]
+        if seed > LARGEST_SEED:
+            _die("RuntimeError: Overflow when unpacking long long")
         limit = min(int(params.get("max_new_tokens") or 128), self.asked.context_length - len(prompt))
         heat = float(params.get("temperature", 1.0))
         finish: dict[str, Any] = {"type": "length", "length": limit}
@@ -131,8 +137,9 @@ class Server:
             odds = torch.log_softmax(scores / (heat or 1.0), -1)
             token = int(scores.argmax())
             if heat:
-                seed = hash((params.get("sampling_seed"), len(tokens), index)) if "sampling_seed" in params else None
-                maker = torch.Generator().manual_seed(seed) if seed is not None else None
+                maker = None
+                if self.asked.enable_deterministic_inference:  # seeds are ignored without it
+                    maker = torch.Generator().manual_seed(hash((seed, len(tokens))))
                 token = int(torch.multinomial(odds.exp().cpu(), 1, generator=maker))
             rows.append([float(odds[token]), token, None])
             tokens.append(token)

@@ -63,7 +63,7 @@ def vars_of(place: EnginePlace) -> dict[str, Any]:
 def engine(home: Path) -> Iterator[SglangEngine]:
     """One engine of two ranks, slow enough to be interrupted, whose memory can be taken away."""
     place = EnginePlace(engine=3, accelerators=(0, 1), gpu_share=0.5)
-    with serving(home, place, 0.01, offload=True, seed=40) as started:
+    with serving(home, place, 0.01, offload=True, seed=40, options=["--enable-deterministic-inference"]) as started:
         yield started
 
 
@@ -98,8 +98,19 @@ def test_it_generates(engine: SglangEngine) -> None:
     assert [output.output_ids for output in outputs[2:]] == [meant(tiny(7).state_dict(), [5])] * 2
     drawn = [engine.generate([PROMPT], {"max_new_tokens": 8, "seed": seed})[0] for seed in (1, 1, 2)]
     assert drawn[0].output_ids == drawn[1].output_ids != drawn[2].output_ids
+    for seed in ({}, {"seed": 2**63 - 1}):
+        outputs = engine.generate([PROMPT], {"max_new_tokens": 20, "n": 4, **seed})
+        assert len({tuple(output.output_ids) for output in outputs}) == 4, "all samples differ"
     with pytest.raises(roost.RolloutError, match="tempature"):
         engine.generate([PROMPT], {"tempature": 1})
+
+
+@pytest.mark.parametrize("params", [{"seed": 2**63}, {"sampling_seed": 2**64}, {"n": 2, "seed": -1}, {"n": 0}])
+def test_seeds_and_counts_out_of_range_do_not_reach_the_server(engine: SglangEngine, params: dict[str, int]) -> None:
+    with pytest.raises(roost.RolloutError) as error:
+        engine.generate([PROMPT], {"max_new_tokens": 1, **params})
+    assert error.value.codes == ("E101",)
+    assert said(engine)[0] == meant(tiny(7).state_dict()), "it serves as before"
 
 
 def test_the_tensors_that_it_wants(engine: SglangEngine) -> None:

@@ -16,6 +16,7 @@ import aiohttp
 
 from roost.errors import Finding, RolloutError, counted
 from roost.rl.engine import EngineOutput
+from roost.rl.sampling import check_seeds
 
 __all__ = ["EngineClient"]
 
@@ -86,8 +87,10 @@ class EngineClient:
                 its answer; else an error says which failed when all are done.
 
         Raises:
-            RolloutError: Which requests failed, where, and after how many attempts (E108).
+            RolloutError: Which requests failed, where, and after how many attempts (E108); or, before any is
+                sent, which have a seed that engines cannot hold (E101).
         """
+        check_seeds(requests)
         until_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         gate = asyncio.Semaphore(concurrency or self.concurrency)
 

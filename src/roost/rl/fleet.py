@@ -14,6 +14,8 @@ from roost.rl.hub import HubLink
 
 __all__ = ["Fleet"]
 
+IN_FLIGHT = 2048
+"""Requests in flight of one call, each for one sample. Engines queue those for which they have no memory."""
 WATCH_S = 1.0
 ANSWER_S = 2.0
 """How long an engine's worker may take to say what it does; one that is silent is not dead."""
@@ -34,7 +36,7 @@ class Fleet:
     """
 
     def __init__(self, name: str, engines: list[EngineHandle | ExternalEngine], hub: HubLink, url: str) -> None:
-        self.client = EngineClient(url)
+        self.client = EngineClient(url, concurrency=IN_FLIGHT)
         self.changing = threading.RLock()
         self._engines = engines
         self._hub = hub

@@ -8,18 +8,25 @@ the *thread* that started the child; threads of a worker come and go. This proce
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
+OPEN_FILES = 65536
 PERIOD_S = 0.2
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
 def _prepare() -> None:
+    # A router has two sockets per request in flight, and the soft limit is 1,024 on many systems.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     os.setpgid(0, 0)  # so that whatever it starts can be ended with it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -2,50 +2,91 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roost.errors import Finding, RolloutError, shown
 from roost.rl.samples import Sample, SampleGroup
-from roost.rl.sampling import sample_seed
+from roost.rl.sampling import MAX_SAMPLES, MAX_SEED, SEED_RULE, sample_seed, seed_problems
 
-__all__ = ["make_requests"]
+__all__ = ["make_requests", "params_of_samples"]
+
+MAX_NAMED = 10
+"""How many groups with bad seeds an error names."""
 
 
 def make_requests(
     groups: Sequence[SampleGroup], params: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[list[Sample]]]:
-    """The requests for what is missing, and the samples that each answers.
+    """Return the requests for what is missing, and the samples that each of them answers.
 
-    A new group is one request. Of a group that was begun, every sample that is not finished is one of
-    its own, with a seed that makes it go on as if it had never been interrupted.
-    A sample that is as long as may be already is finished here.
+    Every sample that is not finished is a request of its own, with a seed of its own: with deterministic
+    inference, SGLang draws all samples of one request with the same seed, and so all samples without a seed.
+    The seed follows from the seed of the group and the sample's index, so that a sample that was interrupted
+    goes on as if it had not been. A group without a seed gets a random one each time.
+    A sample that already has the largest number of tokens is marked as finished here.
+
+    Raises:
+        RolloutError: Naming the groups whose seeds no engine can hold (E101).
     """
     requests: list[dict[str, Any]] = []
     owners: list[list[Sample]] = []
-
-    def ask(prompt: Sequence[int], samples: list[Sample], sampling: dict[str, Any], seed: int | None) -> None:
-        if seed is not None:
-            sampling["seed"] = seed
-        requests.append({"input_ids": list(prompt), "sampling_params": sampling})
-        owners.append(samples)
-
     longest = params.get("max_new_tokens")
-    for group in groups:
-        seed = group.data.get("seed")
-        if all(not sample.output_ids and not sample.is_finished for sample in group.samples):
-            if group.samples:
-                ask(group.samples[0].prompt_ids, list(group.samples), {**params, "n": len(group.samples)}, seed)
-            continue
-        for sample in group.samples:
+    common = _without_seed(params)
+    for group, seed in zip(groups, _seeds(groups, params), strict=True):
+        indices = [sample.index for sample in group.samples]
+        if len(set(indices)) < len(indices):  # samples that were made without an index
+            indices = list(range(len(indices)))
+        for index, sample in zip(indices, group.samples, strict=True):
             if sample.is_finished:
                 continue
-            done = len(sample.output_ids)
-            sampling = {**params, "n": 1}
-            if longest is not None:
-                sampling["max_new_tokens"] = int(longest) - done
+            sampling = {**common, "n": 1, "sampling_seed": sample_seed(seed, index)}
+            if longest is not None and sample.output_ids:
+                sampling["max_new_tokens"] = int(longest) - len(sample.output_ids)
                 if sampling["max_new_tokens"] <= 0:
                     sample.finish_reason = "length"
                     continue
-            own = None if seed is None else sample_seed(int(seed), sample.index)
-            ask([*sample.prompt_ids, *sample.output_ids], [sample], sampling, own)
+            requests.append({"input_ids": [*sample.prompt_ids, *sample.output_ids], "sampling_params": sampling})
+            owners.append([sample])
     return requests, owners
+
+
+def params_of_samples(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parameters of the ``n`` requests for one sample that give the samples of one request for ``n``.
+
+    Raises:
+        RolloutError: For an ``n`` or a seed that is out of range (E101).
+    """
+    count = 1 if params.get("n") is None else params["n"]
+    problems = [Finding("E101", problem, rule=SEED_RULE) for problem in seed_problems(params)]
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SAMPLES:
+        problems.append(Finding("E101", f"n must be a whole number from 1 to {MAX_SAMPLES:,}, not {shown(count)}"))
+    if problems:
+        raise RolloutError(problems)
+    seed = _seed_of(params)
+    return [{**_without_seed(params), "n": 1, "sampling_seed": sample_seed(seed, index)} for index in range(count)]
+
+
+def _without_seed(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in ("seed", "sampling_seed")}
+
+
+def _seed_of(*sources: Mapping[str, Any]) -> int:
+    """Return the first seed that is given; a random one where there is none."""
+    for source in sources:
+        for name in ("sampling_seed", "seed"):
+            if source.get(name) is not None:
+                return int(source[name])
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+def _seeds(groups: Sequence[SampleGroup], params: Mapping[str, Any]) -> list[int]:
+    """Return the seed of each group: its own, else that of all requests, else a random one."""
+    own = [{"seed": group.data.get("seed")} for group in groups]
+    problems = seed_problems(params)
+    for group, data in zip(groups, own, strict=True):
+        problems += [f"group {group.id}: {problem}" for problem in seed_problems(data)]
+    if problems:
+        raise RolloutError([Finding("E101", problem, rule=SEED_RULE) for problem in problems[:MAX_NAMED]])
+    return [_seed_of(data, params) for data in own]

@@ -178,13 +178,13 @@ class RolloutManager:
     ) -> list[SampleGroup]:
         """Generates what is missing of groups of samples, and returns them in the same order.
 
-        A group whose samples have no tokens yet is one request. Samples that an update cut off go on
-        where they stopped. Requests of an engine that dies are sent to another; no sample comes twice.
-        A weight update with ``pause="abort"`` returns groups that are not finished: put them into the
-        buffer with ``put_partial``.
+        Each sample is a request of its own. Samples that an update cut off go on where they stopped.
+        Requests of an engine that dies are sent to another; no sample comes twice. A weight update with
+        ``pause="abort"`` returns groups that are not finished: put them into the buffer with ``put_partial``.
 
         Args:
-            groups: What to generate. ``group.data["seed"]``, where it is there, keys the sampling.
+            groups: What to generate. ``group.data["seed"]``, where it is there, keys the sampling: a whole number
+                from 0 to 2**63 - 1. Samples of one group differ; the same groups give the same samples again.
             params: SGLang's sampling parameters.
             timeout_s: How long all of it may take.
         """

@@ -11,11 +11,17 @@ from typing import Any
 
 from roost.errors import Finding, Fix, RolloutError, counted, did_you_mean, shown
 
-__all__ = ["SamplingParams", "check_request", "sample_seed", "uniform"]
+__all__ = ["MAX_SEED", "SamplingParams", "check_request", "check_seeds", "sample_seed", "seed_problems", "uniform"]
 
 MASK = (1 << 64) - 1
+MAX_SEED = (1 << 63) - 1
+"""The largest seed of a request. SGLang and vLLM keep seeds as signed 64-bit integers; a larger one ends SGLang."""
+MAX_NAMED = 10
+"""How many requests with bad seeds an error names."""
 MAX_SAMPLES = 4096
 """How many samples one request may ask for."""
+
+SEED_RULE = "seed and sampling_seed are two names of one number, a signed 64-bit integer that is not negative"
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ebnf": (None,),
@@ -68,8 +74,39 @@ def _mixed(number: int) -> int:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed with which a request of one sample gives sample ``index`` of a request with this seed."""
-    return _mixed((seed & MASK) ^ _mixed(index)) if index else seed & MASK
+    """Return the seed with which a request for one sample gives sample ``index`` of a request with this seed.
+
+    The result is in the range 0 to :data:`MAX_SEED`, as ``seed`` must be. Sample 0 has the seed of its request.
+    """
+    return _mixed(seed ^ _mixed(index)) & MAX_SEED if index else seed & MAX_SEED
+
+
+def seed_problems(params: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the seed among sampling parameters, which has two names there."""
+    given = {name: params[name] for name in ("seed", "sampling_seed") if params.get(name) is not None}
+    problems = [
+        f"{name} must be a whole number from 0 to 2**63 - 1, not {shown(value)}"
+        for name, value in given.items()
+        if not _is_int(value) or value > MAX_SEED
+    ]
+    if not problems and len(set(given.values())) == 2:
+        problems = [f"seed is {given['seed']}, and sampling_seed is {given['sampling_seed']}"]
+    return problems
+
+
+def check_seeds(requests: Sequence[Mapping[str, Any]]) -> None:
+    """Check the seeds of requests before any of them is sent: an engine may end on a seed that it cannot hold.
+
+    Raises:
+        RolloutError: Naming the requests with a bad seed (E101).
+    """
+    problems = [
+        f"request {index}: {problem}"
+        for index, request in enumerate(requests)
+        for problem in seed_problems(request.get("sampling_params") or {})
+    ]
+    if problems:
+        raise RolloutError([Finding("E101", problem, rule=SEED_RULE) for problem in problems[:MAX_NAMED]])
 
 
 def uniform(seed: int, index: int, position: int) -> float:
@@ -124,20 +161,14 @@ def check_request(
             fixes = (Fix(f"did you mean {near!r}?"),) if near else ()
             complain(f"unknown sampling parameter {shown(name)}", f"known: {', '.join(KNOWN)}", fixes)
 
-    for name, least in (("max_new_tokens", 1), ("n", 1), ("seed", 0), ("sampling_seed", 0)):
+    for name, least in (("max_new_tokens", 1), ("n", 1)):
         if name in wanted and not _is_int(wanted[name], least):
             complain(f"{name} must be a whole number from {least} up, not {shown(wanted[name])}")
             del wanted[name]
-    for name in ("seed", "sampling_seed"):
-        if wanted.get(name, 0) > MASK:
-            complain(f"{name} must be less than 2**64, not {shown(wanted[name])}")
+    for problem in seed_problems(wanted):
+        complain(problem, SEED_RULE)
     if wanted.get("n", 1) > MAX_SAMPLES:
         complain(f"n must be at most {MAX_SAMPLES:,}, not {shown(wanted['n'])}")
-    if "seed" in wanted and "sampling_seed" in wanted and wanted["seed"] != wanted["sampling_seed"]:
-        complain(
-            f"seed is {wanted['seed']}, and sampling_seed is {wanted['sampling_seed']}",
-            "they are two names of one thing",
-        )
     temperature = wanted.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or isinstance(temperature, bool) or not 0 <= temperature < math.inf:
         complain(f"temperature must be a number from 0 up, not {shown(temperature)}")

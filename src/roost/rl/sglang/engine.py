@@ -21,6 +21,7 @@ from roost.rl.checkpoint_shapes import checkpoint_tensors
 from roost.rl.child import ServerProcess, ask, opener
 from roost.rl.client import EngineClient
 from roost.rl.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped, url_of
+from roost.rl.requests import params_of_samples
 from roost.rl.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
 from roost.rl.sglang.ending import end_of
 from roost.rl.sglang.staging import saved
@@ -205,7 +206,11 @@ class SglangEngine(Engine):
         """Samples for prompts; see :meth:`Engine.generate`."""
         if self._is_stopped or self._client is None:
             raise stopped()
-        requests = [{"input_ids": list(prompt), "sampling_params": dict(params)} for prompt in prompts]
+        requests = [
+            {"input_ids": list(prompt), "sampling_params": one}
+            for prompt in prompts
+            for one in params_of_samples(params)
+        ]
         return [output for outputs in self._client.generate_all(requests) for output in outputs]
 
     def pause(self, mode: str = "wait") -> None:
