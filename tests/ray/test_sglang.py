@@ -142,6 +142,12 @@ def test_every_member_is_started_where_the_plan_says(manager: RolloutManager, fo
     groups = {group.name: group for seen in Watcher().look() for group in seen.groups}
     notes = [rank.note for rank in groups["pair"].workers]
     assert notes == [f"{pair.url} weights 0", "weights 0"], "the second member serves nothing"
+    for engine, name, node in ((near, "near-0", 0), (pair, "pair-0-0", 1)):
+        last = engine.call(0, "logs")[0].wait(60)[0].splitlines()[-1]
+        folder = rf"{os.environ['RAY_TMPDIR']}/ray/session_2[^/]*/logs"  # where `ray logs` shows it
+        assert re.fullmatch(
+            rf"the whole log: {folder}/roost-roost-{name}-\d+\.log on node {four_nodes.node_address(node)}", last
+        )
 
 
 def test_samples_of_a_group_differ_with_and_without_seeds(manager: RolloutManager) -> None:
@@ -233,6 +239,7 @@ def test_an_engine_that_gets_too_little_memory(job: roost.Cluster, home: Path) -
     assert caught.value.codes == ("E121",)
     assert "poor/0 did not start: SGLang ran out of memory: RuntimeError: Not enough memory." in text
     assert "the plan gives it 20% of 1 GPU" in text
+    assert "/logs/roost-roost-poor-0-" in text, "where its whole log is"
     assert "Traceback" not in text.partition("Scheduler hit")[0], "its words, not ours"
     wait_for(lambda: ray_state() == before, "as it was before")
 

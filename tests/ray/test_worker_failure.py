@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def test_a_killed_worker_ends_the_call_and_its_children(cluster: roost.Cluster, 
         assert isinstance(error, roost.WorkerError)
         assert (error.group, error.rank, error.node_rank) == ("killed", 1, 1)
         assert "killed[1] on node 1 died during nap()" in str(error)
+        assert re.search(rf"on node 1, the files in {os.environ['RAY_TMPDIR']}/ray/session_2[^/]*/logs", str(error))
         wait_for(lambda: not alive([children[1], children[3]]), "the end of the dead worker's children")
         assert alive([pids[0], children[0], children[2]]) == [pids[0], children[0], children[2]]
         states = group.states(timeout=3)

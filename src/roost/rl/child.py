@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 
-from roost.errors import Finding, RolloutError
+from roost.cluster.log_files import describe_node, open_log
+from roost.cluster.runtime_folder import open_private
+from roost.errors import Finding, Fix, RolloutError, RoostError
 from roost.rl import leash
 
 __all__ = ["LOG_LINES", "ServerProcess", "ask", "opener"]
@@ -34,23 +36,44 @@ class ServerProcess:
         command: The program and its arguments.
         env: Variables of its environment, besides those of this process; proxies are left out.
         name: What it is called in errors.
+        log_name: What its log file is called after; default the name.
+
+    Attributes:
+        log_path: Its log, which stays after its end; empty before :meth:`start`. Older lines are in ``LOG_PATH.1``.
     """
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, name: str = "server") -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        name: str = "server",
+        log_name: str = "",
+    ) -> None:
         self.command = list(command)
         self.name = name
+        self.log_path = ""
+        self._log_name = log_name or name
         self._env = dict(env or {})
         self._child: subprocess.Popen[bytes] | None = None
-        self._log: Any = None
+        self._log = -1
 
     def start(self) -> None:
-        """Starts it; whether it answers is the caller's to find out."""
+        """Starts it; whether it answers is the caller's to find out.
+
+        Raises:
+            RolloutError: Its log cannot be created (E125).
+        """
         if self._child is not None:
             return
         inherited = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self.log_path, self._log = open_log(self._log_name)
+        except OSError as error:
+            message = f"the log of {self.name} on {describe_node()} cannot be created: {error}"
+            raise RolloutError([Finding("E125", message)]) from error
         self._child = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), *self.command],
+            [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), self.log_path, *self.command],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, env={**inherited, **self._env},
             start_new_session=True,
         )  # fmt: skip
@@ -65,9 +88,9 @@ class ServerProcess:
                 self._child.kill()  # the kernel ends the command with it
                 self._child.wait()
             self._child = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
 
     def is_alive(self) -> bool:
         """Whether it runs."""
@@ -85,11 +108,30 @@ class ServerProcess:
 
     def logs(self, lines: int = LOG_LINES) -> str:
         """Its last lines."""
-        if self._log is None:
+        if self._log < 0:
             return ""
-        size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), LOG_BYTES, max(0, size - LOG_BYTES)).decode(errors="replace")
-        return "\n".join(_COLOUR.sub("", text).splitlines()[-lines:])
+        content = _end_of(self._log)
+        if len(content) < LOG_BYTES:  # the log may have started again a moment ago
+            with contextlib.suppress(OSError, RoostError):
+                older = open_private(self.log_path + ".1", os.O_RDONLY)
+                try:
+                    content = (_end_of(older) + content)[-LOG_BYTES:]
+                finally:
+                    os.close(older)
+        return "\n".join(_COLOUR.sub("", content.decode(errors="replace")).splitlines()[-lines:])
+
+    def described_logs(self, lines: int = LOG_LINES) -> str:
+        """Its last lines, and below them where the whole log is."""
+        return f"{self.logs(lines)}\nthe whole log: {self.log_path} on node {describe_node()}".lstrip()
+
+    @property
+    def log_fix(self) -> Fix:
+        """Where the whole log is, for errors."""
+        return Fix(f"read the whole log, on node {describe_node()}", self.log_path)
+
+
+def _end_of(log: int) -> bytes:
+    return os.pread(log, LOG_BYTES, max(0, os.fstat(log).st_size - LOG_BYTES))
 
 
 def ask(

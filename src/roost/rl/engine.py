@@ -67,6 +67,12 @@ class EnginePlace:
     gpu_share: float = 1.0
     transport: str = ""
 
+    @property
+    def log_name(self) -> str:
+        """What the log of its server is called after."""
+        member = f"-{self.member}" if self.num_members > 1 else ""
+        return f"{self.name}-{self.engine}{member}"
+
     def share_text(self) -> str:
         """What the plan gives it of each GPU, for errors."""
         text = f"the plan gives it {self.gpu_share:.0%} of {counted(max(1, len(self.accelerators)), 'GPU')}"

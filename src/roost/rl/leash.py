@@ -1,8 +1,13 @@
 """Runs a command that must not outlive the process that asked for it.
 
-``leash.py PARENT COMMAND...`` runs the command as its only child, and ends with it. It runs as a small
+``leash.py PARENT LOG COMMAND...`` runs the command as its only child, and ends with it. It runs as a small
 process of its own (without Roost). The kernel could end a child with its parent by itself, but means
 the *thread* that started the child; threads of a worker come and go. This process has one thread only.
+
+Standard output is the file LOG, opened for appending. The command writes to it directly, not through a pipe: it
+never waits for a reader. This process keeps the file small: once it is larger than :data:`LOG_LIMIT`, its end is
+copied to ``LOG.1``, which replaces the one before, and the file starts again from nothing. Lines that are written
+between the copy and the truncation are lost, as with logrotate's ``copytruncate``.
 """
 
 import contextlib
@@ -19,6 +24,9 @@ OPEN_FILES = 65536
 PERIOD_S = 0.2
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
+LOG_LIMIT = 32 << 20
+"""Bytes after which a log starts again from nothing."""
+CHUNK = 1 << 20
 
 
 def _prepare() -> None:
@@ -31,7 +39,30 @@ def _prepare() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(parent: int, command: Sequence[str]) -> int:
+def rotate(log: str, limit: int = LOG_LIMIT) -> None:
+    """Move the last ``limit`` bytes of standard output to ``LOG.1`` if it holds more than that."""
+    try:
+        end = os.fstat(1).st_size
+        if end <= limit:
+            return
+    except OSError:
+        return
+    with contextlib.suppress(OSError):  # such as a full disk: the log starts again all the same, which makes room
+        older = log + ".1"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(older)
+        copy = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            place = end - limit
+            while part := os.pread(1, CHUNK, place):
+                place += os.write(copy, part)
+        finally:
+            os.close(copy)
+    with contextlib.suppress(OSError):
+        os.ftruncate(1, 0)
+
+
+def main(parent: int, log: str, command: Sequence[str]) -> int:
     """Runs a command until it ends, the parent is gone, or this process is told to end."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
@@ -39,6 +70,7 @@ def main(parent: int, command: Sequence[str]) -> int:
     child = subprocess.Popen(command, preexec_fn=_prepare)  # noqa: S603
     while child.poll() is None and not asked and os.getppid() == parent:
         time.sleep(PERIOD_S)
+        rotate(log)
     if child.poll() is None:
         child.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -53,4 +85,4 @@ def main(parent: int, command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

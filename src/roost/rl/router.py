@@ -131,7 +131,7 @@ class Router:
             "--prometheus-host", self._host, "--prometheus-port", str(self._lease.port + 1),
             *self._options,
         ]  # fmt: skip
-        self._child = ServerProcess(command, name="the router")
+        self._child = ServerProcess(command, name="the router", log_name="router")
         self._child.start()
         try:
             self._wait(self._answers, timeout_s, "E106", "the router did not answer")
@@ -253,7 +253,8 @@ class Router:
 
     def _error(self, code: str, message: str) -> RolloutError:
         lines = tuple(self.logs().splitlines()[-LOG_LINES:])
-        return RolloutError([Finding(code, message, context=lines)])
+        fixes = (self._child.log_fix,) if self._child is not None else ()
+        return RolloutError([Finding(code, message, context=lines, fixes=fixes)])
 
     def __enter__(self) -> Router:
         self.start()

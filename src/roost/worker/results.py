@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError
 
+from roost.cluster.log_files import log_folder
 from roost.errors import CallTimeoutError, Finding, Fix, RoostError, WorkerDiedError, WorkerError
 from roost.worker.calls import describe_error
 from roost.worker.lane import LaneCall, LaneError
@@ -171,7 +172,8 @@ def failure_of(group: WorkerGroup, rank: int, error: BaseException, what: str) -
         message = f"{where}: {what} raised an exception, or returned a value, that cannot be loaded here"
         return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _plain(str(error)))
     message = f"{where} died during {what}: {_first_line(error)}"
-    fixes = (Fix("its log", "ray logs actor --id …, or the node's /tmp/ray/session_latest/logs"),)
+    actor_id = group._handles[rank]._actor_id.hex()
+    fixes = (Fix("its log", f"ray logs actor --id {actor_id}  or, on node {node_rank}, the files in {log_folder()}"),)
     return WorkerDiedError([Finding("W202", message, fixes=fixes)], group.name, rank, node_rank)
 
 

@@ -25,11 +25,12 @@ def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
         fixes = (
             Fix("give it more of each GPU", f"gpu_share: {min(1.0, place.gpu_share + 0.2):.1f}"),
             Fix("or set what it takes by hand", 'SglangEngine(…, options=["--mem-fraction-static", "0.7"])'),
+            child.log_fix,
         )
         return Finding("E121", message, context=(_given(child, place), *last), fixes=fixes)
     words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "it said nothing")
     message = f"SGLang ended with exit code {child.exit_code}: {words}"
-    return Finding("E121", message, context=last)
+    return Finding("E121", message, context=last, fixes=(child.log_fix,))
 
 
 def _given(child: ServerProcess, place: EnginePlace) -> str:

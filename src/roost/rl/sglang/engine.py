@@ -121,7 +121,7 @@ class SglangEngine(Engine):
         command = command_of(
             place, self.model, self._python, self._seed, self.version, self._can_offload, self._options
         )
-        self._child = ServerProcess(command, env=env, name="SGLang")
+        self._child = ServerProcess(command, env=env, name="SGLang", log_name=place.log_name)
         self._child.start()
         self._asked_s = time.monotonic()
         self.log.info("SGLang %s on %s: %s", found, place.host, " ".join(command))
@@ -193,7 +193,7 @@ class SglangEngine(Engine):
 
     def logs(self) -> str:
         """SGLang's last lines."""
-        return self._child.logs(200) if self._child is not None else ""
+        return self._child.described_logs(200) if self._child is not None else ""
 
     def info(self) -> dict[str, Any]:
         """What SGLang says of itself."""

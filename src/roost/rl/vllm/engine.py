@@ -114,7 +114,8 @@ class VllmEngine(Engine):
             self._lease = lease_ports(1)
             port = self._lease.port
         command = command_of(place, str(self._model), self._python, port, self._options)
-        self._server = ServerProcess(command, env=environment_of(place, self._env), name="vLLM")
+        env = environment_of(place, self._env)
+        self._server = ServerProcess(command, env=env, name="vLLM", log_name=place.log_name)
         self._server.start()
         if place.member:
             return ""
@@ -161,7 +162,7 @@ class VllmEngine(Engine):
         words = words_of(log)
         message = f"{what} (exit code {server.exit_code}; {self._place.share_text()})"
         context = (f"command: {' '.join(server.command)}", *log.splitlines()[-LOG_LINES:])
-        return Finding("E121", f"{message}: {words}" if words else message, context=context)
+        return Finding("E121", f"{message}: {words}" if words else message, context=context, fixes=(server.log_fix,))
 
     def stop(self) -> None:
         """Ends vLLM and everything else. Safe to call twice."""
@@ -199,7 +200,7 @@ class VllmEngine(Engine):
 
     def logs(self) -> str:
         """The last lines of vLLM's log."""
-        return self._server.logs() if self._server is not None else super().logs()
+        return self._server.described_logs() if self._server is not None else super().logs()
 
     def info(self) -> dict[str, Any]:
         """Sizes and load."""

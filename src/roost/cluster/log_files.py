@@ -1,0 +1,78 @@
+"""Where the logs of servers go: one file per process, which Ray's own log tools show where there is a Ray.
+
+This module does not import Ray, so that servers work without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import sys
+import time
+
+from roost.cluster.runtime_folder import open_private, runtime_folder
+
+__all__ = ["describe_node", "log_folder", "open_log"]
+
+KEPT_S = 7 * 86_400
+"""Seconds after which a log outside any Ray session is removed, counted from its last line."""
+_MAX_NAME = 150
+
+
+def log_folder() -> str:
+    """Return the folder for log files on this node: that of the Ray session, else one in the private runtime folder.
+
+    Raises:
+        ClusterError: There is no Ray here, and the private runtime folder cannot be used (R140).
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        # The path is different under RAY_TMPDIR or --temp-dir, and "session_latest" may be another job's session.
+        node = ray._private.worker._global_node
+        if node is not None:
+            return str(node.get_logs_dir_path())
+    folder = os.path.join(runtime_folder(), "logs")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _remove_old(folder)
+    return folder
+
+
+def open_log(name: str) -> tuple[str, int]:
+    """Create a log file ``roost-NAMESPACE-NAME-PID.log``; return its path and a descriptor that appends to it.
+
+    Only this user can read the file. The name is new: a further log of this process gets a number.
+
+    Raises:
+        ClusterError: See :func:`log_folder`.
+        OSError: The file cannot be created.
+    """
+    namespace = os.environ.get("ROOST_NAMESPACE") or "roost"
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"roost-{namespace}-{name}")[:_MAX_NAME]
+    base = os.path.join(log_folder(), f"{plain}-{os.getpid()}")
+    number = 1
+    while True:
+        path = f"{base}.log" if number == 1 else f"{base}.{number}.log"
+        try:
+            return path, open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        except FileExistsError:
+            number += 1
+
+
+def describe_node() -> str:
+    """Return the address of this node as Ray knows it, or the name of this machine where there is no Ray."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return str(ray.util.get_node_ip_address())
+    return platform.node()
+
+
+def _remove_old(folder: str) -> None:
+    """Remove logs that nobody has written to for a week."""
+    oldest = time.time() - KEPT_S
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.unlink(entry.path)
