@@ -81,7 +81,8 @@ class AcceleratorType:
         environment: Further variables that every worker on such accelerators gets.
         noun: What people call one of them.
         detect: Finds them on this node through the driver library; loads it only when called.
-        visible_uuids: What this process really sees, by uuid; ``None`` where that cannot be told.
+        visible_uuids: What a process with this environment really sees, by uuid. It leaves the calling process able
+            to fork and to choose its own context, and raises ``ClusterError`` where the driver fails.
         usage: How much of each accelerator of this node is used now; cheap enough to ask every second.
         holders: The processes that hold memory of accelerators of this node.
     """
@@ -93,7 +94,7 @@ class AcceleratorType:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     noun: str = "GPU"
     detect: Callable[[], list[Device]] | None = field(default=None, compare=False, repr=False)
-    visible_uuids: Callable[[], list[str] | None] | None = field(default=None, compare=False, repr=False)
+    visible_uuids: Callable[[], list[str]] | None = field(default=None, compare=False, repr=False)
     usage: Callable[[], list[Usage]] | None = field(default=None, compare=False, repr=False)
     holders: Callable[[], list[Holder]] | None = field(default=None, compare=False, repr=False)
 

@@ -26,8 +26,9 @@ class Attestation:
         pid: Its process id.
         interpreter: The Python that runs it.
         visible: What the visible-devices variable says in it.
-        uuids: What the driver library really shows it; ``None`` where there is none to ask.
+        uuids: What the driver library really shows it; ``None`` where there is none to ask, or it fails.
         strangers: Processes of others that hold memory of the node's accelerators, where it was asked to look.
+        driver_error: Why the driver library does not tell; empty where it does, or was not asked.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Attestation:
     visible: str | None
     uuids: tuple[str, ...] | None
     strangers: tuple[Stranger, ...] = ()
+    driver_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo],
             findings.append(
                 Finding(
                     "W104",
-                    f"{group}[{attestation.rank}]: {', '.join(wrong)} is not as planned",
+                    f"{group}[{attestation.rank}] on node {node.rank}: {', '.join(wrong)} is not as planned",
                     context=(f"planned:  {_row(planned)}", f"measured: {_row(measured)}"),
                     rule="a worker runs only where, and with what, its plan says",
                 )
@@ -138,7 +140,7 @@ def _measured(found: Attestation, planned: dict[str, Any]) -> dict[str, Any]:
     measured = {
         "node": found.ray_node_id,
         "interpreter": found.interpreter,
-        "accelerators": found.uuids,
+        "accelerators": f"not known ({found.driver_error})" if found.driver_error else found.uuids,
         "visible devices": found.visible,
     }
     return {key: measured[key] for key in planned}

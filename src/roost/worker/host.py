@@ -26,6 +26,7 @@ import ray
 from ray import cloudpickle
 
 from roost.cluster.ports import PortLease, lease_ports
+from roost.errors import ClusterError
 from roost.hardware import AcceleratorType
 from roost.worker import warden
 from roost.worker.binding import Attestation
@@ -71,17 +72,24 @@ class Host:
     # Control lane --------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
-    def attest(self, looks_for_strangers: bool = False, own: Sequence[int] = ()) -> tuple[Attestation, int]:
+    def attest(
+        self, asks_driver: bool = False, looks_for_strangers: bool = False, own: Sequence[int] = ()
+    ) -> tuple[Attestation, int]:
         """What this process finds, and the port that rank 0 leased.
 
         Args:
+            asks_driver: Whether the driver library knows this node's accelerators, and says which ones it sees.
             looks_for_strangers: Whether it sees who holds memory of this node's accelerators.
             own: Processes that are no strangers.
         """
         context = ray.get_runtime_context()
         variable = self._type.visible_devices_variable if self._type else ""
-        ask = self._type.visible_uuids if self._type else None
-        uuids = ask() if ask is not None else None
+        ask = self._type.visible_uuids if self._type and asks_driver else None
+        uuids, driver_error = None, ""
+        try:
+            uuids = ask() if ask is not None else None
+        except ClusterError as error:
+            driver_error = str(error.findings[0])
         holders = self._type.holders if self._type and looks_for_strangers else None
         attestation = Attestation(
             self._rank,
@@ -92,6 +100,7 @@ class Host:
             os.environ.get(variable) if variable else None,
             tuple(uuids) if uuids is not None else None,
             tuple(find_strangers(holders(), own)) if holders is not None else (),
+            driver_error,
         )
         return attestation, self._port.port if self._port else 0
 

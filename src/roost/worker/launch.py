@@ -249,7 +249,8 @@ class _Launch:
         asked = []
         for handle, process, looks in zip(self.handles, self.processes, self._who_looks(), strict=True):
             node = self.nodes[process.placement.cluster_node_rank]
-            asked.append(handle.attest.remote(looks, (os.getpid(),) if node.ray_id == here else ()))
+            own = (os.getpid(),) if node.ray_id == here else ()
+            asked.append(handle.attest.remote(node.accelerators_are_real, looks, own))
         found = self._all(group, asked, "starting")
         return [attestation for attestation, _ in found], found[0][1]
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from roost.errors import ClusterError, Finding
+from roost.hardware import cuda_probe
 from roost.hardware.accelerators import AcceleratorType, Device, Holder, Usage, register_accelerator
+
+PROBE_TIMEOUT_S = 60.0
+"""Seconds that CUDA may take to start; without persistence mode it initialises all GPUs of the node first."""
 
 
 def _detect() -> list[Device]:
@@ -43,24 +51,38 @@ def _detect() -> list[Device]:
         pynvml.nvmlShutdown()
 
 
-def _visible_uuids() -> list[str] | None:
-    """What CUDA shows to this process: asked of the driver, not of a variable."""
-    import ctypes
-    from uuid import UUID
+def _visible_uuids() -> list[str]:
+    """What CUDA shows to a process with the environment of this one, asked in a process of its own.
 
+    A process that has called ``cuInit`` itself could no longer fork children that use CUDA.
+    """
+    probe = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-I", "-S", cuda_probe.__file__],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    count = ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []
-    uuids = []
-    for ordinal in range(count.value):
-        device, raw = ctypes.c_int(), (ctypes.c_char * 16)()
-        if cuda.cuDeviceGet(ctypes.byref(device), ordinal) == 0 and cuda.cuDeviceGetUuid(raw, device) == 0:
-            uuids.append(f"GPU-{UUID(bytes=bytes(raw))}")
-    return uuids
+        output, errors = probe.communicate(timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        probe.kill()  # and not waited for: a process that hangs in the driver cannot be killed
+        raise _failure(f"cuInit did not return within {PROBE_TIMEOUT_S:g} s") from None
+    try:
+        answer = json.loads(output.splitlines()[-1])  # libraries that CUDA loads may print, too
+        error, uuids = answer.get("error"), answer.get("uuids")
+    except (IndexError, ValueError, AttributeError):
+        said = (errors.strip() or output.strip() or "nothing").splitlines()[-1][:200]
+        message = f"the process that asks CUDA for its GPUs ended with status {probe.returncode} and printed: {said}"
+        raise _failure(message) from None
+    if error or not isinstance(uuids, list):
+        raise _failure(str(error))
+    return [str(uuid) for uuid in uuids]
+
+
+def _failure(message: str) -> ClusterError:
+    return ClusterError([Finding("R114", f"NVIDIA's driver does not tell which GPUs there are: {message}")])
 
 
 def _told(question: Callable[[Any], Any], handle: Any) -> Any:
