@@ -11,7 +11,10 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -55,8 +58,8 @@ def flags() -> argparse.ArgumentParser:
 class Server:
     """The HTTP API."""
 
-    def __init__(self, asked: argparse.Namespace, rank: Rank, version: str) -> None:
-        self.asked, self.rank, self.version = asked, rank, version
+    def __init__(self, asked: argparse.Namespace, rank: Rank, version: str, pids: list[int]) -> None:
+        self.asked, self.rank, self.version, self.pids = asked, rank, version, pids
         self.thread = ThreadPoolExecutor(1)
         self.is_paused = False
         self.offloaded: set[str] = set()
@@ -267,6 +270,7 @@ class Server:
 
     async def server_info(self, http: web.Request) -> web.Response:
         more = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "running": len(self.running),
+                "pids_of_ranks": self.pids,
                 "is_paused": self.is_paused, "offloaded": sorted(self.offloaded)}  # fmt: skip
         return _json({**vars(self.asked), "internal_states": [more], "version": self.version})
 
@@ -276,13 +280,30 @@ def _json(answer: Any, status: int = 200) -> Any:
 
 
 def _bad(message: str) -> web.Response:
+    _log(f"[http_server] Error: Traceback (most recent call last):\nValueError: {message}")
     return _json({"error": {"message": message}}, 400)
 
 
-def _die(words: str) -> None:
-    sys.stderr.write(f"[2026-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):\n{words}\n")
+def _log(words: str) -> None:
+    sys.stderr.write(f"[2026-01-01 00:00:00] {words}\n")
     sys.stderr.flush()
+
+
+def _die(words: str) -> None:
+    _log(f"Scheduler hit an exception: Traceback (most recent call last):\n{words}")
     os._exit(1)
+
+
+def _watch(children: list[Any]) -> None:
+    """Ends everything when a rank has ended."""
+    while True:
+        for number, child in enumerate(children, 1):
+            if not child.is_alive():
+                name = f"Subprocess scheduler_{number} (pid={child.pid})"
+                _log(f"{name} crashed with exit code {child.exitcode}. Triggering SIGQUIT for cleanup...")
+                _log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
+                os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.1)
 
 
 def _rank_main(asked: argparse.Namespace, rank: int) -> None:
@@ -301,11 +322,14 @@ def main() -> None:
     each = asked.tp_size // asked.nnodes
     first = asked.node_rank * each
     start = multiprocessing.get_context("spawn").Process
+    children: list[Any] = []
     for rank in range(first + 1, first + each):
-        start(target=_rank_main, args=(asked, rank), daemon=True).start()
+        children.append(start(target=_rank_main, args=(asked, rank), daemon=True))
+        children[-1].start()
     if first:
         _rank_main(asked, first)
     import sglang
 
-    server = Server(asked, Rank(asked, 0), sglang.__version__)
+    threading.Thread(target=_watch, args=(children,), daemon=True).start()
+    server = Server(asked, Rank(asked, 0), sglang.__version__, [child.pid for child in children])
     web.run_app(server.app(), host=asked.host, port=asked.port, reuse_address=True, print=None, shutdown_timeout=0)

@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 import roost
 from roost.rl.child import ask
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang.ending import end_of
 from roost.rl.sglang.engine import SglangEngine
 from roost.rl.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
 from roost.rl.sglang.sender import DirectSender
@@ -300,6 +301,55 @@ def test_a_server_that_is_killed(home: Path) -> None:
         assert error.value.codes == ("E121",)
         engine.stop()
         assert engine.ended() == ""
+
+
+def test_a_scheduler_that_is_killed_is_named(home: Path) -> None:
+    with serving(home, EnginePlace(accelerators=(0, 1))) as engine:
+        with pytest.raises(roost.RolloutError, match="tempature"):  # its log says so, and that explains nothing
+            engine.generate([PROMPT], {"tempature": 1})
+        (pid,) = state(engine)["pids_of_ranks"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: engine.ended(), "its end")
+        expected = (
+            f"SGLang ended with exit code 137: Subprocess scheduler_1 (pid={pid}) crashed with exit code -9 (SIGKILL)"
+        )
+        assert engine.ended() == expected
+        with pytest.raises(roost.RolloutError) as error:
+            engine.health()
+        assert error.value.codes == ("E121",)
+        assert "out-of-memory killer" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            ["Scheduler hit an exception: Traceback (most recent call last):", "RuntimeError: shapes differ",
+             "Subprocess scheduler_1 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup..."],
+            "RuntimeError: shapes differ",
+        ),
+        (
+            ["RuntimeError: no kernel for this GPU",
+             "[x] Subprocess scheduler_0 (pid=7) crashed with exit code -3. Triggering SIGQUIT for cleanup..."],
+            "RuntimeError: no kernel for this GPU",
+        ),
+        (
+            ["ValueError: a request was refused", "[x] Subprocess detokenizer (pid=7) crashed with exit code -11. Trigg"],
+            "Subprocess detokenizer (pid=7) crashed with exit code -11 (SIGSEGV)",
+        ),
+    ],
+    ids=["an exception before", "ended by SGLang itself", "a segmentation fault"],
+)  # fmt: skip
+def test_the_line_that_explains_an_end(log: list[str], expected: str) -> None:
+    class Ended:
+        exit_code = 1
+        command = ()
+
+        def logs(self, lines: int) -> str:
+            return "\n".join(log)
+
+    ended: Any = Ended()
+    assert end_of(ended, EnginePlace()).message == f"SGLang ended with exit code 1: {expected}"
 
 
 @pytest.mark.parametrize(

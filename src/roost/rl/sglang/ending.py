@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Sequence
 
 from roost.errors import Finding, Fix
 from roost.rl.child import LOG_LINES, ServerProcess
@@ -13,13 +15,20 @@ __all__ = ["end_of"]
 SEARCHED_LINES = 2000
 _MEMORY = re.compile(r"out of memory|OutOfMemoryError|Not enough memory", re.IGNORECASE)
 _ERROR = re.compile(r"^\S*(Error|Exception)\b.*: |error: ")
+_RAISED = re.compile(r"\bhit an exception\b")
+"""What a process of SGLang says of an exception that ends it; the traceback follows."""
+_CRASHED = re.compile(r"Subprocess \S+ \(pid=\d+\) crashed with exit code -(\d+)")
+"""What SGLang's server says of a process of its own that a signal ended."""
 
 
 def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
     """Why a server ended, as far as its last lines tell."""
     lines = [line.strip() for line in child.logs(SEARCHED_LINES).splitlines() if line.strip()]
-    words = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
     last = tuple(lines[-LOG_LINES:])
+    if words := _killed(lines):
+        rule = "the kernel's out-of-memory killer sends SIGKILL too; it writes to the kernel's log (dmesg)"
+        return Finding("E121", f"SGLang ended with exit code {child.exit_code}: {words}", context=last, rule=rule)
+    words = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
     if words:
         message = f"SGLang ran out of memory: {words}"
         fixes = (
@@ -31,6 +40,22 @@ def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
     words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "it said nothing")
     message = f"SGLang ended with exit code {child.exit_code}: {words}"
     return Finding("E121", message, context=last, fixes=(child.log_fix,))
+
+
+def _killed(lines: Sequence[str]) -> str:
+    """Return which process of SGLang a signal ended; empty where one ended by an exception of its own before.
+
+    A process that raises has the server end all others, so that their deaths are a consequence. The server
+    names a process that was killed once, and what it logged before that, such as refused requests, explains nothing.
+    """
+    for line in lines:
+        if _RAISED.search(line):
+            return ""
+        if (found := _CRASHED.search(line)) and int(found[1]) != signal.SIGQUIT:  # by which SGLang ends itself
+            number = int(found[1])
+            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+            return f"{found[0]} ({name})"
+    return ""
 
 
 def _given(child: ServerProcess, place: EnginePlace) -> str:
