@@ -58,7 +58,7 @@ def _sync_s(kind: WeightTransport, nbytes: int) -> tuple[float, float]:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs, nbytes))
     process.start()
-    sender = WeightSender(channels, (), HOST, "", 60.0)
+    sender = WeightSender(channels, None, HOST, "", 60.0)
     ours.send((channels, sender.addresses))
     sender.join()
     ours.recv()

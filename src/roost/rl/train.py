@@ -21,6 +21,7 @@ from roost.rl.weights.buffers import dtype_name
 from roost.rl.weights.channels import Channel, WeightDescription
 from roost.rl.weights.ends import WeightSender
 from roost.rl.weights.flags import Flags, FlagsAddress
+from roost.rl.weights.shard_files import FileShard
 from roost.worker import GroupRequest, Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -165,11 +166,11 @@ class TrainWorker(Worker):
         return WeightDescription(tuple(self.shards()), self.tensor_parallel, self.pipeline_parallel, gpus)
 
     def open_channels(
-        self, channels: Sequence[Channel], tensors: Sequence[TensorShards], folder: str, timeout_s: float
+        self, channels: Sequence[Channel], shard: FileShard | None, folder: str, timeout_s: float
     ) -> dict[str, Any]:
         """Opens this rank's ends; returns where each is found."""
         self.close_channels()
-        self._sender = WeightSender(channels, tensors, self.address, folder, timeout_s, self.weights)
+        self._sender = WeightSender(channels, shard, self.address, folder, timeout_s, self.weights)
         return self._sender.addresses
 
     def join_channels(self) -> None:
@@ -184,6 +185,10 @@ class TrainWorker(Worker):
         if self._flags is not None and not is_direct:
             self._flags.set(self._slot, version)
         return sent
+
+    def join_pieces(self, version: int) -> None:
+        """Writes tensors that are cut over several ranks into this rank's file, from what all of them have written."""
+        self._sender.join_pieces(version)
 
     def open_flags(self, address: FlagsAddress, first_slot: int) -> bool:
         """Also says by flags what it has sent, where they can be reached; returns whether."""

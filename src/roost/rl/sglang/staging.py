@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,9 @@ from pathlib import Path
 import torch
 
 from roost.plan import TensorShards
-from roost.rl.weights.buffers import dtype_of, map_bytes
-from roost.rl.weights.files import FILE_NAME, file_layout
+from roost.rl.weights.buffers import dtype_name
+from roost.rl.weights.files import write_tensor
+from roost.rl.weights.shard_files import FILE_NAME, file_layout
 
 __all__ = ["saved"]
 
@@ -26,6 +26,9 @@ def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str
         named: The tensors.
         parent: Where to make it, for programs on other nodes. ``None``: the file is memory of this process, which
             goes with it however it ends; the folder has a link to it.
+
+    Raises:
+        OSError: The file cannot be written: the disk may be full.
     """
     with tempfile.TemporaryDirectory(prefix="roost-weights-", dir=parent) as folder:
         path = Path(folder) / FILE_NAME
@@ -41,20 +44,10 @@ def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str
             os.close(file)
 
 
-@torch.no_grad()
-def _write(file: int, named: Mapping[str, torch.Tensor]) -> None:
-    shards = [
-        TensorShards(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in named.items()
-    ]
-    header, offsets, size = file_layout(shards)
-    os.ftruncate(file, len(header) + size)
-    memory = mmap.mmap(file, len(header) + size)
-    memory[: len(header)] = header
-    flat = map_bytes(memory)
-    for shard in shards:
-        tensor = named[shard.name]
-        start = len(header) + offsets[shard.name]
-        place = flat[start : start + tensor.nbytes].view(dtype_of(shard.dtype)).view(shard.shape)
-        place.copy_(tensor)
-    memory.flush()
+def _write(handle: int, named: Mapping[str, torch.Tensor]) -> None:
+    shards = [TensorShards(name, tuple(tensor.shape), dtype_name(tensor)) for name, tensor in named.items()]
+    header, offsets, _ = file_layout(shards)
+    with open(handle, "wb", closefd=False) as file:
+        file.write(header)
+        for name in offsets:  # in the order of the file
+            write_tensor(file, named[name])

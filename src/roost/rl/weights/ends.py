@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import torch
 
-from roost.plan import TensorShards, WeightTransport
+from roost.plan import WeightTransport
 from roost.rl.borrowed import Lender
 from roost.rl.weights.buffers import StagedTensors, box_of, dtype_of
 from roost.rl.weights.channels import Channel
 from roost.rl.weights.collective import CollectiveReceiver, CollectiveSender, MeetingPoint, join_meeting
-from roost.rl.weights.files import FileReceiver, FileSender
+from roost.rl.weights.files import FileReceiver, FileWriter
 from roost.rl.weights.ipc import IpcReceiver, IpcSender
+from roost.rl.weights.shard_files import FileShard
 from roost.rl.weights.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 __all__ = ["Receiver", "Sender", "WeightReceiver", "WeightSender"]
@@ -60,7 +61,7 @@ class WeightSender:
 
     Args:
         channels: Those channels.
-        tensors: All tensors of the trainer, for files that hold them in full.
+        shard: What this rank writes of the files of a version; ``None`` where there are none.
         host: Address of this node.
         folder: Where files go.
         timeout_s: How long the other ends are waited for.
@@ -70,7 +71,7 @@ class WeightSender:
     def __init__(
         self,
         channels: Sequence[Channel],
-        tensors: Sequence[TensorShards],
+        shard: FileShard | None,
         host: str,
         folder: str,
         timeout_s: float,
@@ -79,10 +80,9 @@ class WeightSender:
         self._channels = list(channels)
         self._ends: list[Sender] = []
         self._meeting: MeetingPoint | None = None
+        self._file = FileWriter(shard, folder) if shard is not None else None
         for channel in self._channels:
-            if channel.kind is WeightTransport.FILE:
-                self._ends.append(FileSender(channel, folder, tensors))
-            elif channel.is_direct:
+            if channel.is_direct:
                 self._ends.append(direct_sender(channel, host, timeout_s))
             elif channel.kind is WeightTransport.BROADCAST:
                 self._meeting = self._meeting or MeetingPoint(host, timeout_s)
@@ -114,15 +114,23 @@ class WeightSender:
             raise RuntimeError("the channels of this rank were closed")
         sent = 0
         try:
-            tensors = weights() if self._ends else {}
+            tensors = weights() if self._ends or self._file is not None else {}
             for channel, end in zip(self._channels, self._ends, strict=True):
                 if channel.is_direct is is_direct:
                     end.send(tensors, version)
                     sent += channel.nbytes
+            if self._file is not None and not is_direct:
+                self._file.write(tensors, version)
+                sent += self._file.nbytes
         except BaseException:
             self.close()
             raise
         return sent
+
+    def join_pieces(self, version: int) -> None:
+        """Write this rank's tensors that are cut over several ranks, once all of these have written their pieces."""
+        if self._file is not None:
+            self._file.join(version)
 
     def close(self) -> None:
         """Closes all channels."""

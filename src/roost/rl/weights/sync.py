@@ -27,10 +27,11 @@ from roost.errors import (
 )
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
-from roost.rl.weights.files import publish_version
+from roost.rl.weights.files import discard_version, publish_version
 from roost.rl.weights.flags import FIRST, GO, STOP, Flags
 from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.ipc import MovedError
+from roost.rl.weights.shard_files import FileShard, plan_files
 from roost.rl.weights.ways import NEAR, Way, sort_engines
 from roost.worker import GroupResult, PerRank
 from roost.worker.results import LaneResult
@@ -79,6 +80,7 @@ class WeightSync:
         self.begun = 0
         self._connected: tuple[object, ...] | None = None
         self._channels: list[Channel] = []
+        self._files: list[FileShard] = []
         self._gpus: list[tuple[str, ...]] = []
         self._members: list[tuple[EngineHandle, int]] = []
         self._flags: Flags | None = None
@@ -122,7 +124,10 @@ class WeightSync:
             engine.version = version
         sent: dict[str, int] = {}
         for channel in self._channels:
-            sent[channel.kind.value] = sent.get(channel.kind.value, 0) + channel.nbytes
+            nbytes = 0 if channel.kind is WeightTransport.FILE else channel.nbytes
+            sent[channel.kind.value] = sent.get(channel.kind.value, 0) + nbytes
+        if self._files:  # written once, whatever the number of readers
+            sent[WeightTransport.FILE.value] = sum(shard.nbytes for shard in self._files if shard.file)
         return SyncReport(version, sent, clock.seconds, len(engines))
 
     def _identity(self, engines: Sequence[EngineHandle]) -> tuple[object, ...]:
@@ -148,7 +153,7 @@ class WeightSync:
             made = make_channels(flow, way.kind, f"{self.train.component}-weights-{number}", first)
             self._channels += [way.carried(channel, first) for channel in made]
         raise_problems(findings)
-        self._open(source.tensors)
+        self._open(source)
         self._connected = self._identity(engines)
 
     def _source(self) -> Sharding:
@@ -164,13 +169,16 @@ class WeightSync:
         locations = tuple((p.cluster_node_rank, p.local_accelerator_rank) for p in placements)
         return Sharding(tuple(tensors.values()), tp=tp, pp=pp, dp=len(described) // (tp * pp), locations=locations)
 
-    def _open(self, tensors: Sequence[TensorShards]) -> None:
+    def _open(self, source: Sharding) -> None:
         workers = self.train.workers
-        own = [[channel for channel in self._channels if channel.source == rank] for rank in range(workers.world_size)]
+        sent = [channel for channel in self._channels if channel.kind is not WeightTransport.FILE]
+        own = [[channel for channel in sent if channel.source == rank] for rank in range(workers.world_size)]
         has_files = any(channel.kind is WeightTransport.FILE for channel in self._channels)
         self._folder = self._weights_folder.path() if has_files else ""
-        files = tensors if has_files else ()
-        addresses: dict[str, Any] = {}
+        self._files = plan_files(source) if has_files else []
+        shards = {shard.rank: shard for shard in self._files}
+        files = PerRank([shards.get(rank) for rank in range(workers.world_size)])
+        addresses: dict[str, Any] = {channel.id: self._folder for channel in self._channels}
         for found in workers.open_channels(PerRank(own), files, self._folder, self._timeout_s).wait():
             addresses.update(found)
         collectives = CollectiveManager(self._cluster.managers)
@@ -218,10 +226,14 @@ class WeightSync:
         waiting.append(self.train.workers.send_weights(version))
         try:
             _wait_all(waiting, self._timeout_s)
-            if any(channel.kind is WeightTransport.FILE for channel in self._channels):
+            if any(shard.joined for shard in self._files):
+                _wait_all([self.train.workers.join_pieces(version)], self._timeout_s)
+            if self._files:
                 self._publish(version)
         except BaseException:
             self._connected = None  # ends that failed are closed
+            if self._files:
+                discard_version(self._folder, version)
             raise
 
     def _again_where_moved(self, engines: Sequence[EngineHandle], send: Callable[[], None]) -> None:
@@ -274,7 +286,7 @@ class WeightSync:
 
     def _publish(self, version: int) -> None:
         try:
-            publish_version(self._folder, version)
+            publish_version(self._folder, version, self._files)
         except OSError as error:
             message = f"version {version} was not sent: {self._folder} does not have what trainers wrote: {error}"
             fixes = (Fix("a folder that all see, this process too", "RolloutManager(…, weights_folder=…)"),)
@@ -313,7 +325,7 @@ class WeightSync:
             if channel.kind is WeightTransport.BROADCAST:
                 with contextlib.suppress(Exception):
                     collectives.remove(channel.id)
-        self._members, self._channels, self._connected = [], [], None
+        self._members, self._channels, self._files, self._connected = [], [], [], None
         if self._flags is not None:
             self._flags.close()
             self._flags = None
