@@ -11,6 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import roost
+from roost.cluster import reserve
 from roost.testing import LocalRay
 
 
@@ -95,3 +96,17 @@ def test_cpus_that_starve_bundles_while_accelerators_are_free_are_named(job: roo
 def test_a_number_that_is_none_is_refused(job: roost.Cluster, count: int) -> None:
     with pytest.raises(roost.ClusterError, match="number of bundles"):
         job.reserve_bundles(count)
+
+
+def test_bundles_whose_probe_does_not_answer_are_given_back(
+    job: roost.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(resource: str) -> str:
+        time.sleep(600)
+        return ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reserve, "_which_accelerator", hang)
+        patch.setattr(reserve, "PROBE_S", 1.0)
+        with pytest.raises(roost.ReservationError, match=r"node 0 \(127\.0\.0\.2\): the task that asks which GPU"):
+            job.reserve_bundles(2, cpus=0)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import ray
-from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
 from ray_drivers import Driver, DriverError
 
 import roost
-from roost.cluster import reserve
+from roost.cluster import reserve, turn
 from roost.testing import LocalRay
 
 ALL = range(4)
@@ -264,22 +262,38 @@ def test_processes_of_one_job_have_one_ledger_and_the_dead_hold_nothing(
     eventually(next_sees_it_free, 60)
 
 
-def _hold_turn(seconds: float) -> None:
-    turn = {"owner": "0a000000:1:abc", "until": time.time() + seconds}
-    internal_kv._internal_kv_put(reserve._LOCK, json.dumps(turn).encode(), overwrite=True)
+def _hang(resource: str) -> str:
+    time.sleep(600)
+    return ""
 
 
-def test_a_turn_whose_holder_died_runs_out(job: roost.Cluster) -> None:
-    _hold_turn(1.0)
-    started = time.monotonic()
-    assert job.reserve({0: [0]}, timeout_s=20) > 0
-    assert 0.5 < time.monotonic() - started < 10
+def test_a_reservation_whose_probe_does_not_answer_is_given_back(
+    job: roost.Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    free_gpus: Callable[[], float],
+) -> None:
+    ledger = reserve.Ledger([job.get_node_info(rank) for rank in range(4)], "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(reserve, "_which_accelerator", _hang)
+        patch.setattr(reserve, "PROBE_S", 1.0)
+        with pytest.raises(
+            roost.ReservationError, match=r"node 1 \(127\.0\.0\.3\): the task that asks which GPU"
+        ) as caught:
+            ledger.reserve({0: ALL, 1: [2]}, {3: 1.0}, 30)
+    assert set(caught.value.codes) == {"R206"}
+    assert ledger.held() == {}
+    eventually(lambda: free_gpus() == 16 and ray.available_resources()["CPU"] == 8, 30)
+    ledger.release(ledger.reserve({1: [2]}, {}, 30))  # and is not said to be held by another Ray job
 
 
-def test_a_turn_that_does_not_come_names_who_has_it(job: roost.Cluster) -> None:
-    _hold_turn(30.0)
-    try:
-        with pytest.raises(roost.ReservationError, match=r"reserving all the time \(job 0a000000\)"):
-            job.reserve({0: [0]}, timeout_s=0.5)
-    finally:
-        internal_kv._internal_kv_del(reserve._LOCK)
+def test_a_turn_that_was_lost_while_reserving_is_tried_again(
+    job: roost.Cluster, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None], free_gpus: Callable[[], float]
+) -> None:
+    answers = iter([False, True])
+    monkeypatch.setattr(turn.ReservationTurn, "is_mine", lambda self: next(answers))
+    ledger = reserve.Ledger([job.get_node_info(rank) for rank in range(4)], "test")
+    token = ledger.reserve({1: [2]}, {}, 30)
+    assert next(answers, None) is None
+    eventually(lambda: free_gpus() == 15)
+    ledger.release(token)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
-from roost.cluster.reserve import free_resources, pin, reservation_turn, which_accelerator
+from roost.cluster.reserve import ask_accelerators, free_resources, pin, remove_groups
+from roost.cluster.turn import reservation_turn
 from roost.errors import Finding, Fix, ReservationError, counted
 from roost.hardware import AcceleratorType
 
@@ -68,13 +66,21 @@ def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_
             owners = _first_free(nodes, count, cpus)
             group = _take(nodes, owners, cpus) if owners else None
         if group is not None:
-            break
+            try:
+                return _in_order(group, nodes, owners)
+            except BaseException:
+                remove_groups([group])
+                raise
         if not is_possible or time.monotonic() > deadline:
             raise ReservationError([_shortage(nodes, count, cpus)])
         time.sleep(0.1)
-    ids = _ids(group, [nodes[rank] for rank in owners])
+
+
+def _in_order(group: PlacementGroup, nodes: Sequence[NodeInfo], owners: Sequence[int]) -> Bundles:
+    """Put the bundles of a group in the cluster's order; ``owners`` has the rank of each bundle's node."""
+    ids = ask_accelerators([(group, index, nodes[rank]) for index, rank in enumerate(owners)])
     known = {rank: [device.id for device in nodes[rank].accelerators] for rank in set(owners)}
-    found = sorted((owners[i], known[owners[i]].index(ids[i]), i) for i in range(count))
+    found = sorted((rank, known[rank].index(ids[index]), index) for index, rank in enumerate(owners))
     return Bundles(
         group,
         tuple(index for _, _, index in found),
@@ -109,10 +115,14 @@ def _take(nodes: Sequence[NodeInfo], owners: Sequence[int], cpus: float) -> Plac
         for rank in owners
     ]
     group = placement_group(bundles)
-    if group.wait(5.0):
-        return group
-    remove_placement_group(group)
-    return None
+    try:
+        is_there = group.wait(5.0)
+    except BaseException:
+        remove_groups([group])
+        raise
+    if not is_there:
+        remove_groups([group])
+    return group if is_there else None
 
 
 def _shortage(nodes: Sequence[NodeInfo], count: int, cpus: float) -> Finding:
@@ -130,23 +140,3 @@ def _shortage(nodes: Sequence[NodeInfo], count: int, cpus: float) -> Finding:
     return Finding(
         "R205", message, context=tuple(lines), rule=f"a bundle is one accelerator and {cpus:g} CPUs", fixes=fixes
     )
-
-
-def _ids(group: PlacementGroup, owners: Sequence[NodeInfo]) -> list[str]:
-    """Asks each bundle which accelerator it has: nodes at once, the bundles of a node in turn."""
-    probe = ray.remote(num_cpus=0, max_calls=0)(which_accelerator)
-    by_node: dict[str, list[int]] = {}
-    for index, node in enumerate(owners):
-        by_node.setdefault(node.ray_id, []).append(index)
-    ids = [""] * len(owners)
-    for turn in range(max(map(len, by_node.values()))):
-        asked = [(indices[turn], owners[indices[turn]]) for indices in by_node.values() if turn < len(indices)]
-        refs = []
-        for index, node in asked:
-            resource = node.accelerator_type.ray_resource
-            wanted: dict[str, Any] = {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-            refs.append(probe.options(scheduling_strategy=strategy, **wanted).remote(resource))
-        for (index, _), found in zip(asked, ray.get(refs, timeout=60), strict=True):
-            ids[index] = found
-    return ids

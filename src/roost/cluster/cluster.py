@@ -198,7 +198,12 @@ class Cluster:
             for local in accelerators.get(rank, ()):
                 self._check_accelerator(rank, local)
         job_id = ray.get_runtime_context().get_job_id()
-        found = ray.get(self.managers.reserve.remote(dict(accelerators), dict(cpus or {}), limit, job_id))
+        asked = self.managers.reserve.remote(dict(accelerators), dict(cpus or {}), limit, job_id)
+        try:
+            found = ray.get(asked)
+        except KeyboardInterrupt:
+            self.managers.release.remote(asked)  # Ray calls it once the token is known
+            raise
         if isinstance(found, RoostError):
             raise found
         return int(found)

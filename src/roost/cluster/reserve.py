@@ -3,27 +3,25 @@
 A node that is wanted whole costs one placement group. A part of a node costs one group per free
 accelerator for a moment: Ray does not let one choose *which* accelerator a group gets, so all free
 ones are taken, each is asked which it is, and those that are not wanted go back at once. While this
-happens other Roost jobs wait their turn (a lock in Ray's own key-value store), so that two jobs never
-end up with half each.
+happens other Roost jobs wait for their turn (see :mod:`roost.cluster.turn`), so that two jobs never end
+up with half each.
 
 Entries are counted: groups of one job share accelerators, and come and go one after another.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as count_up
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -33,16 +31,26 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
+from roost.cluster.turn import reservation_turn
 from roost.errors import Finding, Fix, ReservationError
 
-__all__ = ["Ledger", "asking_ray", "free_resources", "pin", "remove_holds", "reservation_turn", "which_accelerator"]
+__all__ = [
+    "Ledger",
+    "ask_accelerators",
+    "asking_ray",
+    "free_resources",
+    "pin",
+    "remove_groups",
+    "remove_holds",
+]
 
 asking_ray = threading.Lock()
 """Older Rays end a process of which two threads ask for the state of the cluster at once."""
 
-_LOCK = b"roost:reservation-turn"
+PROBE_S = 60.0
+"""Seconds in which the groups of single accelerators must all have said which accelerator they have."""
+
 _HOLD = "roost:hold"
-_TURN_S = 30.0
 
 
 def pin(node: NodeInfo) -> dict[str, float]:
@@ -110,21 +118,18 @@ class Ledger:
         for rank, wanted in entry.accelerators.items():
             for local in wanted:
                 self._counts[rank, local] -= 1
-        for hold in entry.cpu_holds:
-            remove_placement_group(hold.group)
-        kept = []
-        for hold in self._holds:
-            if any(self._counts.get((hold.node_rank, local)) for local in hold.accelerators):
-                kept.append(hold)
-            else:
-                remove_placement_group(hold.group)
-        self._holds = kept
+        unused = [hold for hold in self._holds if not self._is_used(hold)]
+        self._holds = [hold for hold in self._holds if self._is_used(hold)]
+        remove_groups(hold.group for hold in (*entry.cpu_holds, *unused))
 
     def held(self) -> dict[tuple[int, int], int]:
         """(node rank, local rank) → how many reservations use it."""
         return {key: count for key, count in self._counts.items() if count}
 
     # ---------------------------------------------------------------------------------------
+
+    def _is_used(self, hold: _Hold) -> bool:
+        return any(self._counts.get((hold.node_rank, local)) for local in hold.accelerators)
 
     def _check_possible(self, cpus: Mapping[int, float]) -> None:
         findings = [
@@ -153,21 +158,43 @@ class Ledger:
         fewest: list[Finding] = []
         for attempt in count_up(1):
             self._check_alive({*wanted, *cpus})
-            with reservation_turn(max(deadline, time.monotonic() + 1.0)):
-                before = free_resources()
-                holds, cpu_holds, shortages = self._attempt(wanted, cpus, deadline)
-                if not shortages:
-                    self._holds += holds
-                    entry.cpu_holds = cpu_holds
-                    return
-                for hold in (*holds, *cpu_holds):
-                    remove_placement_group(hold.group)
-                self._settle(before, {*wanted, *cpus})
+            shortages = self._attempt_in_turn(entry, wanted, cpus, deadline)
+            if not shortages:
+                return
             fewest = shortages if not fewest or len(shortages) < len(fewest) else fewest
             # What is free is known with a delay: one look alone might blame the wrong accelerator.
             if attempt >= 3 and time.monotonic() + 0.5 > deadline:
                 raise ReservationError(_explain(fewest, timeout_s))
             time.sleep(0.2 + random.random() * 0.3)  # noqa: S311
+
+    def _attempt_in_turn(
+        self, entry: _Entry, wanted: Mapping[int, Sequence[int]], cpus: Mapping[int, float], deadline: float
+    ) -> list[Finding]:
+        """Try once to hold everything; return the shortages. Whatever goes wrong, nothing stays held."""
+        made: list[PlacementGroup] = []
+        kept: list[_Hold] = []
+        try:
+            with reservation_turn(max(deadline, time.monotonic() + 1.0)) as turn:
+                before = free_resources()
+                try:
+                    holds, cpu_holds, shortages = self._attempt(wanted, cpus, deadline, made)
+                    if not shortages and not turn.is_mine():
+                        message = "the turn to reserve was lost to another job, since Ray did not answer in time"
+                        shortages = [Finding("R204", message)]
+                    if not shortages:
+                        self._holds += holds
+                        entry.cpu_holds = cpu_holds
+                        kept = [*holds, *cpu_holds]
+                finally:
+                    ids = {hold.group.id for hold in kept}
+                    remove_groups(group for group in made if group.id not in ids)
+                if shortages:
+                    self._settle(before, {*wanted, *cpus})
+                return shortages
+        except RayError as error:
+            self._check_alive({*wanted, *cpus})
+            message = f"Ray failed while accelerators were reserved: {_first_line(error)}"
+            raise ReservationError([Finding("R206", message)]) from error
 
     def _settle(self, before: Mapping[str, Mapping[str, float]], ranks: Iterable[int]) -> None:
         """Waits a moment until what was given back is counted as free: the next attempt, of whomever, relies on it."""
@@ -180,59 +207,65 @@ class Ledger:
             time.sleep(0.02)
 
     def _attempt(
-        self, wanted: Mapping[int, Sequence[int]], cpus: Mapping[int, float], deadline: float
+        self,
+        wanted: Mapping[int, Sequence[int]],
+        cpus: Mapping[int, float],
+        deadline: float,
+        made: list[PlacementGroup],
     ) -> tuple[list[_Hold], list[_Hold], list[Finding]]:
-        """Everything at once, or the shortages."""
+        """Try to hold everything at once.
+
+        Returns:
+            What holds accelerators, what holds CPUs, and the shortages. Each group is in ``made`` as soon as it
+            exists, also if this raises.
+        """
         free = free_resources()
         whole: list[_Hold] = []
-        parts: dict[int, list[_Hold]] = {}
-        cpu_holds = []
+        singles: list[_Hold] = []
         for rank, locals_wanted in wanted.items():
             node = self._nodes[rank]
             resource = node.accelerator_type.ray_resource
             if len(locals_wanted) == node.num_accelerators:
                 bundle = {resource: float(node.num_accelerators), **pin(node)}
-                whole.append(_Hold(self._group(bundle), rank, tuple(locals_wanted)))
+                whole.append(_Hold(self._group(bundle, made), rank, tuple(locals_wanted)))
             else:
                 count = int(free.get(node.ray_id, {}).get(resource, 0.0))
-                singles = [self._group({resource: 1.0, **pin(node)}) for _ in range(count)]
-                parts[rank] = [_Hold(group, rank) for group in singles]
-        for rank, cpu_count in cpus.items():
-            cpu_holds.append(_Hold(self._group({"CPU": cpu_count, **pin(self._nodes[rank])}), rank))
+                singles += [_Hold(self._group({resource: 1.0, **pin(node)}, made), rank) for _ in range(count)]
+        cpu_holds = [
+            _Hold(self._group({"CPU": count, **pin(self._nodes[rank])}, made), rank) for rank, count in cpus.items()
+        ]
         patience = max(0.5, min(5.0, deadline - time.monotonic()))
-        ready = _wait([*whole, *cpu_holds, *(hold for holds in parts.values() for hold in holds)], patience)
+        ready = _wait([*whole, *cpu_holds, *singles], patience)
         shortages = [
             self._shortage(hold.node_rank, free, cpus) for hold in (*whole, *cpu_holds) if id(hold) not in ready
         ]
-        kept = list(whole)
-        for rank, holds in parts.items():
-            got, missing = self._choose(rank, wanted[rank], [hold for hold in holds if id(hold) in ready])
-            kept += got
-            for hold in holds:
-                if hold not in got:
-                    remove_placement_group(hold.group)
-            shortages += [self._taken(rank, local) for local in missing]
-        return kept, cpu_holds, shortages
+        chosen, missing = self._choose(wanted, whole, [hold for hold in singles if id(hold) in ready])
+        shortages += [self._taken(rank, local) for rank, local in missing]
+        return [*whole, *chosen], cpu_holds, shortages
 
-    def _group(self, bundle: dict[str, float]) -> PlacementGroup:
+    def _group(self, bundle: dict[str, float], made: list[PlacementGroup]) -> PlacementGroup:
         """A placement group by whose name :func:`remove_holds` knows whose it is."""
-        return placement_group([bundle], name=f"{_HOLD}:{self._owner}:{random.getrandbits(64):x}")
+        made.append(placement_group([bundle], name=f"{_HOLD}:{self._owner}:{random.getrandbits(64):x}"))
+        return made[-1]
 
-    def _choose(self, rank: int, wanted: Sequence[int], holds: Sequence[_Hold]) -> tuple[list[_Hold], list[int]]:
-        """Of single accelerators of a node, those that are wanted; and the wanted ones that are not there."""
-        node = self._nodes[rank]
-        ids = [device.id for device in node.accelerators]
-        resource = node.accelerator_type.ray_resource
-        found: dict[int, _Hold] = {}
-        for hold, given in zip(holds, _ids_of([hold.group for hold in holds], resource), strict=True):
-            if given in ids:
-                found[ids.index(given)] = hold
-        got = []
-        for local in wanted:
-            if local in found:
-                found[local].accelerators = (local,)
-                got.append(found[local])
-        return got, [local for local in wanted if local not in found]
+    def _choose(
+        self, wanted: Mapping[int, Sequence[int]], whole: Sequence[_Hold], singles: Sequence[_Hold]
+    ) -> tuple[list[_Hold], list[tuple[int, int]]]:
+        """Return the holds of the single accelerators that are wanted, and (node, local rank) of those that are missing."""
+        given = ask_accelerators([(hold.group, 0, self._nodes[hold.node_rank]) for hold in singles])
+        found: dict[tuple[int, int], _Hold] = {}
+        for hold, accelerator in zip(singles, given, strict=True):
+            ids = [device.id for device in self._nodes[hold.node_rank].accelerators]
+            if accelerator in ids:
+                found[hold.node_rank, ids.index(accelerator)] = hold
+        are_whole = {hold.node_rank for hold in whole}
+        parts = [
+            (rank, local) for rank, locals_wanted in wanted.items() if rank not in are_whole for local in locals_wanted
+        ]
+        for rank, local in parts:
+            if (rank, local) in found:
+                found[rank, local].accelerators = (local,)
+        return [found[key] for key in parts if key in found], [key for key in parts if key not in found]
 
     def _shortage(self, rank: int, free: Mapping[str, Mapping[str, float]], cpus: Mapping[int, float]) -> Finding:
         node = self._nodes[rank]
@@ -292,52 +325,65 @@ def free_resources() -> dict[str, dict[str, float]]:
     return found
 
 
-def which_accelerator(resource: str) -> str:
-    """Runs in a group of one accelerator: which is it?"""
+def remove_groups(groups: Iterable[PlacementGroup]) -> None:
+    """Remove placement groups; one that cannot be removed does not keep the others."""
+    for group in groups:
+        with contextlib.suppress(RayError):
+            remove_placement_group(group)
+
+
+def ask_accelerators(bundles: Sequence[tuple[PlacementGroup, int, NodeInfo]]) -> list[str]:
+    """Return the id of the accelerator that each bundle of one accelerator has.
+
+    Nodes are asked at once, and the bundles of a node one after another: ``max_calls=0`` keeps the worker process (Ray
+    would end it after each task that has a GPU), so that the bundles of a node cost one process start.
+
+    Args:
+        bundles: The placement group of each bundle, its index there, and its node.
+
+    Raises:
+        ReservationError: Bundles did not answer within :data:`PROBE_S`, or their nodes died (R206).
+    """
+    probe = ray.remote(num_cpus=0, max_calls=0)(_which_accelerator)
+    deadline = time.monotonic() + PROBE_S
+    by_node: dict[str, list[int]] = {}
+    for index, (_, _, node) in enumerate(bundles):
+        by_node.setdefault(node.ray_id, []).append(index)
+    ids = [""] * len(bundles)
+    for turn in range(max(map(len, by_node.values()), default=0)):
+        asked: dict[ray.ObjectRef, int] = {}
+        for indices in by_node.values():
+            if turn < len(indices):
+                group, bundle, node = bundles[indices[turn]]
+                resource = node.accelerator_type.ray_resource
+                wanted: dict[str, Any] = {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
+                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+                asked[probe.options(scheduling_strategy=strategy, **wanted).remote(resource)] = indices[turn]
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=max(0.0, deadline - time.monotonic()))
+        findings = [_unknown(bundles[asked[ref]][2], f"did not end within {PROBE_S:g} s") for ref in late]
+        for ref in ready:
+            try:
+                ids[asked[ref]] = ray.get(ref)
+            except RayError as error:
+                findings.append(_unknown(bundles[asked[ref]][2], f"failed: {_first_line(error)}"))
+        if findings:
+            raise ReservationError(findings)
+    return ids
+
+
+def _which_accelerator(resource: str) -> str:
+    """Return the id of the accelerator of the task that calls it."""
     found = ray.get_runtime_context().get_accelerator_ids().get(resource) or [""]
     return str(found[0])
 
 
-def _ids_of(groups: Sequence[PlacementGroup], resource: str) -> list[str]:
-    """The accelerator ids of groups of one accelerator each.
-
-    One after another: ``max_calls=0`` keeps the worker process (Ray would end it after each task that
-    has a GPU), so that all of them cost one process start.
-    """
-    probe = ray.remote(num_cpus=0, max_calls=0)(which_accelerator)
-    wanted: dict[str, Any] = {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
-    ids = []
-    for group in groups:
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        ids.append(ray.get(probe.options(scheduling_strategy=strategy, **wanted).remote(resource), timeout=60))
-    return ids
+def _unknown(node: NodeInfo, reason: str) -> Finding:
+    noun = node.accelerator_type.noun
+    message = f"node {node.rank} ({node.address}): the task that asks which {noun} it was given {reason}"
+    rule = "Ray chooses the accelerator of a task, so Roost asks for it before it keeps a part of a node"
+    fix = Fix("see why no worker process starts there", "raylet.out in Ray's session folder on that node")
+    return Finding("R206", message, rule=rule, fixes=(fix,))
 
 
-@contextmanager
-def reservation_turn(deadline: float) -> Iterator[None]:
-    """Waits for this job's turn to reserve; a turn that its holder did not end runs out by itself.
-
-    Raises:
-        ReservationError: Where the turn does not come before the deadline; it says who has it.
-    """
-    me = f"{ray.get_runtime_context().get_job_id()}:{os.getpid()}:{random.getrandbits(64):x}"
-    while True:
-        turn = json.dumps({"owner": me, "until": time.time() + _TURN_S}).encode()
-        internal_kv._internal_kv_put(_LOCK, turn, overwrite=False)
-        found = internal_kv._internal_kv_get(_LOCK)
-        holder: dict[str, Any] = json.loads(found) if found else {"owner": me, "until": 0.0}
-        if holder["owner"] == me:
-            break
-        if holder["until"] < time.time():
-            internal_kv._internal_kv_del(_LOCK)
-            continue
-        if time.monotonic() > deadline:
-            message = f"another Roost job has been reserving all the time (job {holder['owner'].partition(':')[0]})"
-            raise ReservationError([Finding("R204", message)])
-        time.sleep(0.02 + random.random() * 0.05)  # noqa: S311
-    try:
-        yield
-    finally:
-        found = internal_kv._internal_kv_get(_LOCK)
-        if found and json.loads(found)["owner"] == me:  # it may have run out, and be another's now
-            internal_kv._internal_kv_del(_LOCK)
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
