@@ -88,17 +88,22 @@ def test_the_fingerprint_is_of_the_machines_alone():
         ("C402", lambda text: "[1]"),
         ("C402", lambda text: "{}"),
         ("C402", lambda text: '{"format": "roost.plan/1"}'),
-        ("C402", lambda text: '{"format": "roost.lock/1"}'),
-        ("C402", lambda text: text.replace('"machines"', '"engines"')),
-        ("C402", lambda text: text.replace('"file": "job.yaml"', '"file": 7')),
+        ("C405", lambda text: '{"format": "roost.lock/2"}'),
+        ("C402", lambda text: resealed({"format": "roost.lock/2"})),
+        ("C402", lambda text: resealed({**json.loads(text), "job": {"file": 7, "sha256": ""}})),
+        ("C405", lambda text: resealed({**json.loads(text), "fingerprint": "00"})),
+        ("C401", lambda text: resealed({**json.loads(text), "plan": {}})),
+        ("C405", lambda text: text.replace('"machines"', '"engines"')),
         ("C402", lambda text: "<<<<<<< mine\n" + text),
         ("C402", lambda text: "[" * 100_000),
         ("C403", lambda text: text[: len(text) // 2]),
         ("C403", lambda text: text.rstrip()[:-1]),
-        ("C404", lambda text: text.replace("roost.lock/1", "roost.lock/2")),
+        ("C404", lambda text: text.replace("roost.lock/2", "roost.lock/3")),
+        ("C406", lambda text: text.replace("roost.lock/2", "roost.lock/1")),
+        ("C402", lambda text: text.replace("roost.lock/2", "roost.lock/0")),
         ("C405", lambda text: text.replace('"nodes": "1", "name": "gpu-b"', '"nodes": "1", "name": "gpu-x"')),
         ("C405", lambda text: text.replace('"fingerprint": "', '"fingerprint": "0')),
-        ("C401", lambda text: text.replace('"rank": 1', '"rank": 7')),
+        ("C405", lambda text: text.replace('"rank": 1', '"rank": 7')),
     ],
 )
 def test_what_is_no_sound_lock_is_refused(code, change, write):
@@ -110,6 +115,58 @@ def test_what_is_no_sound_lock_is_refused(code, change, write):
     with pytest.raises(roost.ConfigError, match=r"job\.lock\.json: ") as raised:
         Lock.load(path)
     assert raised.value.codes == (code,)
+
+
+def resealed(plain):
+    """The text of a lock that was changed on purpose, together with its checksum."""
+    plain = {key: value for key, value in plain.items() if key != "checksum"}
+    return json.dumps({**plain, "checksum": text_hash(json.dumps(plain, separators=(",", ":")))})
+
+
+def mutations(value):
+    """Copies of a JSON value in each of which one thing is different."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield {other: kept for other, kept in value.items() if other != key}
+            yield from ({**value, key: changed} for changed in mutations(item))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield value[:index] + value[index + 1 :]
+            yield from ([*value[:index], changed, *value[index + 1 :]] for changed in mutations(item))
+        yield from ([*value, value[-1]] if value else [0], value[::-1] if value != value[::-1] else [None])
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value - 1, -1 if value >= 0 else 0, str(value), None)
+    elif isinstance(value, str):
+        yield from (f"{value}1", value[1:] if value else "0", None, [value])
+    else:
+        yield from (0, "")
+
+
+def test_a_lock_in_which_anything_was_changed_is_refused_with_the_command_that_writes_it(write):
+    uuids = [("GPU-1", "GPU-2"), ("GPU-3", "GPU-4")]
+    job = {"cluster": {"component_placement": {"actor": "0-1", "rollout": "2-3"}}}
+    sound = json.loads(lock_on(live(machines("ab"), uuids), job).to_json())
+    count = 0
+    for changed in mutations(sound):
+        count += 1
+        with pytest.raises(roost.ConfigError):
+            Lock.from_json(json.dumps(changed))
+    assert count > 500
+    sound["plan"]["components"][0]["processes"][0]["local_rank"] = -1
+    path = write(json.dumps(sound).encode(), "my lock.json")
+    with pytest.raises(
+        roost.ConfigError, match="was changed after Roost wrote it: its checksum does not fit"
+    ) as raised:
+        Lock.load(path)
+    assert f"--lock '{path}' --relock" in str(raised.value)
+
+
+def test_white_space_of_a_lock_may_change():
+    lock = lock_on(machines("ab"))
+    assert Lock.from_json(json.dumps(json.loads(lock.to_json()), indent=4)) == lock
+    assert Lock.from_json(lock.to_json().replace("\n", "\r\n")) == lock
 
 
 def test_a_lock_that_is_not_there(tmp_path):

@@ -180,8 +180,8 @@ def _read(args: Namespace) -> Lock | None:
 
 
 def _is_broken(codes: Sequence[str]) -> bool:
-    """Whether a lock is no loss: cut off or contradictory, not of a newer Roost or something else."""
-    return set(codes) <= {"C403", "C405"}
+    """Whether a lock is no loss: cut off, changed, or of an older Roost, but not of a newer Roost or something else."""
+    return set(codes) <= {"C403", "C405", "C406"}
 
 
 def _hash_of(job: str) -> str:

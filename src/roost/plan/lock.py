@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 from typing import Any
@@ -20,9 +21,12 @@ from roost.topology import Node, Topology
 
 __all__ = ["Lock", "text_hash"]
 
-FORMAT = "roost.lock/1"
+FORMAT = "roost.lock/2"
 
-_ANEW = (Fix("make it anew", "roost plan JOB.yaml --cluster … --lock FILE"),)
+_ANEW = (
+    Fix("write it again for machines that are described", "roost plan JOB.yaml --cluster … --lock FILE"),
+    Fix("or when the job is launched", "roost run JOB.yaml --lock FILE --relock"),
+)
 
 
 @dataclass(frozen=True)
@@ -92,19 +96,24 @@ class Lock:
         if self.settings:
             job["set"] = list(self.settings)
         rows = ",\n  ".join(_dump(row) for row in _machine_rows(self.plan.topology.nodes, self.uuids))
-        return (
+        text = (
             f'{{"format": "{FORMAT}",\n "job": {_dump(job)},\n "fingerprint": "{self.fingerprint}",\n'
-            f' "machines": [\n  {rows}],\n "plan": {plan_to_json(self.plan).rstrip()}}}\n'
+            f' "machines": [\n  {rows}],\n "plan": {plan_to_json(self.plan).rstrip()}'
         )
+        return f'{text},\n "checksum": "{_checksum(json.loads(text + "}"))}"}}\n'
 
     @staticmethod
     def from_json(text: str) -> Lock:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ConfigError: Where the text is no lock, is cut off, is of a newer Roost, or contradicts itself.
+            ConfigError: Where the text is no lock, is cut off, is of another Roost, or was changed since it was written.
         """
-        plain = _parse(text)
+        plain = dict(_parse(text))
+        if plain.pop("checksum", None) != _checksum(plain):
+            message = "the lock was changed after Roost wrote it: its checksum does not fit"
+            rule = "a lock is written by Roost alone: a plan that is edited by hand has not been checked"
+            raise ConfigError([Finding("C405", message, rule=rule, fixes=_ANEW)])
         try:
             plan = plan_from_plain(plain["plan"])
             job, rows = plain["job"], plain["machines"]
@@ -118,7 +127,7 @@ class Lock:
             raise ConfigError([Finding("C402", f"not a lock: {str(error)[:200]}", fixes=_ANEW)]) from None
         if plain.get("fingerprint") != lock.fingerprint or rows != _machine_rows(plan.topology.nodes, uuids):
             message = "the lock contradicts itself: its machines are not those of its plan"
-            rule = "a lock is written by Roost; merged or edited by hand, it says two things at once"
+            rule = "a lock is written by Roost alone"
             raise ConfigError([Finding("C405", message, rule=rule, fixes=_ANEW)])
         return lock
 
@@ -141,12 +150,23 @@ class Lock:
             return Lock.from_json(text)
         except RoostError as error:
             found = error.findings
-        raise ConfigError([Finding(f.code, f"{name}: {f.message}", rule=f.rule, fixes=f.fixes) for f in found])
+        raise ConfigError([_in_file(finding, name) for finding in found])
 
 
 def text_hash(text: str | bytes) -> str:
     """SHA-256 of a text, in hex."""
     return sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+def _in_file(finding: Finding, name: str) -> Finding:
+    """The finding about the text of a lock, with the file's name in its message and in the commands that it shows."""
+    fixes = tuple(Fix(fix.text, fix.paste.replace("FILE", shlex.quote(name))) for fix in finding.fixes)
+    return replace(finding, message=f"{name}: {finding.message}", fixes=fixes)
+
+
+def _checksum(plain: Mapping[str, Any]) -> str:
+    """SHA-256 of everything in a lock except the checksum itself; white space does not matter."""
+    return sha256(json.dumps(plain, separators=(",", ":")).encode()).hexdigest()
 
 
 def _dump(value: Any) -> str:
@@ -178,9 +198,14 @@ def _parse(text: str) -> Mapping[str, Any]:
     if found == FORMAT:
         return plain  # type: ignore[no-any-return]
     number = re.fullmatch(r"roost\.lock/([0-9]{1,6})", found, re.ASCII) if isinstance(found, str) else None
-    if number and int(number[1]) > 1:
+    if number and found == "roost.lock/1":
+        message = (
+            f"the lock is of an older Roost: its format is {found!r}, which has no checksum, and {FORMAT!r} is read"
+        )
+        raise ConfigError([Finding("C406", message, fixes=_ANEW)])
+    if number and int(number[1]) > 2:
         message = f"the lock is of a newer Roost: its format is {found!r}, and {FORMAT!r} is read"
-        raise ConfigError([Finding("C404", message, fixes=(Fix("update Roost, or make it anew here"),))])
+        raise ConfigError([Finding("C404", message, fixes=(Fix("update Roost, or write the lock again here"),))])
     message = f"not a lock: its format is {shown(found)}, and {FORMAT!r} is read"
     raise ConfigError([Finding("C402", message, fixes=_ANEW)])
 
