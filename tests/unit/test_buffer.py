@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from roost import CallTimeoutError, DataBuffer, RolloutError, RoostError, Sample, SampleGroup
-from roost.rl.buffer_file import LONG
+from roost.rl.buffer_file import LONG, write_lines
 
 WAIT_S = 20
 
@@ -103,12 +103,11 @@ def test_samples_of_a_subclass_stay_what_they_are():
     assert type(again.samples[0]) is OwnSample
 
 
-@pytest.mark.parametrize(
-    "numbers", [[1.5] * LONG, [2**40] * LONG, [*range(LONG - 1), 2**40], [True] * LONG, [None] * LONG, [-1] * LONG]
-)
+@pytest.mark.parametrize("numbers", [[2**40] * LONG, [*range(LONG - 1), 2**40], [*range(LONG)], [-200] * LONG, [7]])
 def test_numbers_of_every_kind_are_saved_as_they_are(tmp_path, numbers):
     buffer, again = DataBuffer(1), DataBuffer(1)
-    one = SampleGroup("a", {}, [Sample(numbers, numbers, finish_reason="stop", logprobs=[float("-inf")] * LONG)])
+    logprobs, versions = [float("-inf")] * len(numbers), [abs(number) for number in numbers]
+    one = SampleGroup("a", {}, [Sample(numbers, numbers, logprobs, versions, finish_reason="stop")])
     buffer.put([one])
     buffer.save(tmp_path / "saved")
     again.load(tmp_path / "saved")
@@ -504,6 +503,108 @@ def test_what_is_no_json_cannot_be_saved_and_leaves_the_old_file(tmp_path):
     assert "'odd'" in text
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prompt_ids": [1.5] * LONG}, "prompt_ids are whole numbers"),
+        ({"output_ids": [True]}, "output_ids are whole numbers"),
+        ({"versions": [1.5] * 3}, "versions are whole numbers"),
+        ({"output_ids": None}, "output_ids are None, not a list"),
+        ({"logprobs": ["0.5"] * 3}, "logprobs are numbers"),
+        ({"logprobs": [-0.5]}, "there are 1 logprobs for 3 tokens"),
+        ({"versions": [1] * 4}, "there are 4 versions for 3 tokens"),
+        ({"versions": [1, -1, 1]}, "the version -1 is negative"),
+        ({"index": -1}, "the index is -1"),
+        ({"index": 0.5}, "the index is 0.5"),
+        ({"finish_reason": None}, "the finish_reason is None"),
+        ({"reward": "good"}, "the reward is 'good'"),
+        ({"extra": [1]}, "extra is "),
+    ],
+)
+def test_a_sample_whose_fields_have_other_types_or_do_not_fit_is_neither_saved_nor_loaded(tmp_path, fields, reason):
+    sound = {"output_ids": [5, 6, 7], "logprobs": [-0.5] * 3, "versions": [1] * 3, "finish_reason": "stop"}
+    buffer = DataBuffer(8)
+    buffer.put_partial([SampleGroup("odd", {}, [Sample([1]), Sample(**{"prompt_ids": [1], **sound, **fields})])])
+    code, text = code_of(lambda: buffer.save(tmp_path / "saved"))
+    assert code == "B108"
+    assert "'odd' cannot be saved: sample 1: " in text
+    assert reason in text
+    samples = [Sample([1]).to_json(), {**Sample([1], **sound).to_json(), **fields}]
+    code, text = code_of(lambda: loaded(tmp_path / "made", samples=samples))
+    assert code == "B106"
+    assert "made, line 3: no saved buffer: sample 1: " in text
+
+
+def loaded(path, header=None, **changes):
+    """Load a file whose checksum is right, and whose last group has other fields."""
+    sound = {"id": "b", "data": {}, "samples": [Sample([1], [5], [-0.5], [1], 0, "stop").to_json()]}
+    lines = [{"shelf": "finished", "group": {**sound, "id": "a"}}, {"shelf": "finished", "group": {**sound, **changes}}]
+    write_lines(path, {"used": ["z"], "totals": {"put": 2}, **(header or {})}, lines)
+    buffer = DataBuffer(8)
+    buffer.load(path)
+    return buffer
+
+
+HUGE = {"same": 1, "count": 10**10}
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        {"prompt_ids": HUGE},
+        {"output_ids": HUGE},
+        {"versions": HUGE},
+        {"logprobs": {"same": 0.5, "count": 10**10}},
+        {"versions": {"same": 1, "count": -1}},
+        {"versions": {"same": 1, "count": True}},
+        {"versions": {"same": 1}},
+        {"versions": {"same": None, "count": 1}},
+        {"output_ids": {"i4": "AAAA"}},
+        {"output_ids": {"i4": "AAA"}},
+        {"output_ids": {"i4": "é"}},
+        {"output_ids": {"i4": 7}},
+        {"output_ids": {"i8": "AAAAAAAAAAA="}},
+        {"output_ids": {"i4": "AAAAAA==", "f8": ""}},
+        {"output_ids": {}},
+        {"output_ids": "AAAA"},
+        {"logprobs": {"i4": "AAAAAA=="}},
+        {"colour": "red"},
+    ],
+)
+def test_a_list_that_is_packed_wrongly_or_too_long_is_refused(tmp_path, packed):
+    code, text = code_of(
+        lambda: loaded(tmp_path / "made", samples=[{**Sample([1], [5], [-0.5], [1]).to_json(), **packed}])
+    )
+    assert code == "B106"
+    assert "made, line 3: no saved buffer: sample 0: " in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"header": {"used": "abc"}}, "line 1: no saved buffer: used"),
+        ({"header": {"used": [1]}}, "line 1: no saved buffer: used"),
+        ({"header": {"used": None}}, "line 1: no saved buffer: used"),
+        ({"header": {"totals": {"put": -1}}}, "line 1: no saved buffer: totals"),
+        ({"header": {"totals": {"put": "2"}}}, "line 1: no saved buffer: totals"),
+        ({"header": {"totals": [1]}}, "line 1: no saved buffer: totals"),
+        ({"id": ""}, "line 3: no saved buffer: the id of a group is ''"),
+        ({"id": 7}, "line 3: no saved buffer: the id of a group is 7"),
+        ({"id": "a"}, "line 3: no saved buffer: the group 'a' is there twice"),
+        ({"data": []}, "line 3: no saved buffer: data is a mapping"),
+        ({"samples": {}}, "line 3: no saved buffer: data is a mapping"),
+        ({"samples": [7]}, "line 3: no saved buffer: sample 0: a sample has the fields"),
+        ({"samples": [{}]}, "line 3: no saved buffer: sample 0: a sample has the fields"),
+        ({"colour": "red"}, "line 3: no saved buffer: a group has the fields"),
+    ],
+)
+def test_a_header_or_a_group_of_other_types_is_refused_with_its_line(tmp_path, changes, place):
+    assert ids(loaded(tmp_path / "sound").take(2)) == "ab"
+    code, text = code_of(lambda: loaded(tmp_path / "made", **changes))
+    assert code == "B106"
+    assert place in text
 
 
 def test_loading_wakes_takers(tmp_path):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import CallTimeoutError, Finding, Fix, RolloutError, counted, shown
-from roost.rl.buffer_file import pack_group, read_lines, unpack_group, write_lines
+from roost.rl.buffer_file import check_header, pack_group, read_lines, unpack_group, write_lines
 from roost.rl.lines import Line, Request, serve, some
 from roost.rl.samples import SampleGroup
 from roost.rl.shelves import Entry, Shelves
@@ -200,20 +200,31 @@ class DataBuffer:
             RolloutError: No whole file (B106), another version (B107), or the buffer is in use or too
                 small (B109); it is as it was before.
         """
-        lines = read_lines(Path(path))
-        header = next(lines)
-        shelves: dict[str, list[Entry]] = {"finished": [], "partial": [], "stale": []}
-        try:
-            used, totals = list(header["used"]), dict(header["totals"])
-            for fields in lines:
-                group = unpack_group(fields["group"])
-                shelves[fields["shelf"]].append(Entry(group, group.oldest_version))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RolloutError([Finding("B106", f"{path} is no whole saved buffer: {error!r}")]) from error
+        shelves, used, totals = self._read(Path(path))
         with self._lock:
             self._check_open()
             self._shelves.restore(shelves, used, totals, str(path))
             self._serve()
+
+    def _read(self, path: Path) -> tuple[dict[str, list[Entry]], list[str], dict[str, int]]:
+        """Return the shelves, the used ids and the totals of a file."""
+        lines = enumerate(read_lines(path), 1)
+        shelves: dict[str, list[Entry]] = {"finished": [], "partial": [], "stale": []}
+        number, header = next(lines)
+        try:
+            used, totals = check_header(header)
+            known: set[str] = set()
+            for number, fields in lines:  # noqa: B007
+                if fields.keys() != {"shelf", "group"} or fields["shelf"] not in (*shelves,):
+                    raise ValueError(f"a line has a group and its shelf: {', '.join(shelves)}")
+                group = unpack_group(fields["group"])
+                if group.id in known:
+                    raise ValueError(f"the group {group.id!r} is there twice")
+                known.add(group.id)
+                shelves[fields["shelf"]].append(Entry(group, group.oldest_version))
+        except ValueError as error:
+            raise RolloutError([Finding("B106", f"{path}, line {number}: no saved buffer: {error}")]) from None
+        return shelves, used, totals
 
     def stats(self) -> dict[str, Any]:
         """Counts of every shelf, totals since the beginning, and how long callers wait, as plain values."""

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roost.errors import Finding, RolloutError
+from roost.errors import Finding, RolloutError, counted, shown
 from roost.rl.samples import Sample, SampleGroup
 
-__all__ = ["FORMAT", "VERSION", "pack_group", "read_lines", "unpack_group", "write_lines"]
+__all__ = ["FORMAT", "VERSION", "check_header", "pack_group", "read_lines", "unpack_group", "write_lines"]
 
 FORMAT = "roost.buffer"
 VERSION = 1
@@ -126,49 +126,129 @@ def _sync_folder(folder: Path) -> None:
 
 
 def pack_group(group: SampleGroup) -> dict[str, Any]:
-    """:meth:`SampleGroup.to_json`, with long lists of numbers packed."""
+    """Return the group as :meth:`SampleGroup.to_json` does, with long lists of numbers packed.
+
+    Raises:
+        RolloutError: A sample has something that :func:`unpack_group` would refuse (B108).
+    """
     samples = []
-    for sample in group.samples:
+    for number, sample in enumerate(group.samples):
         fields = sample.to_json()
+        try:
+            _check_sample(fields)
+        except ValueError as error:
+            message = f"the group {group.id!r} cannot be saved: sample {number}: {error}"
+            raise RolloutError([Finding("B108", message)]) from None
         for name in _INTS:
-            fields[name] = _pack(fields[name], "i4")
+            fields[name] = _pack(fields[name], "i4", may_repeat=name == "versions")
         fields["logprobs"] = _pack(fields["logprobs"], "f8")
         samples.append(fields)
     return {"id": group.id, "data": group.data, "samples": samples}
 
 
-def unpack_group(fields: dict[str, Any]) -> SampleGroup:
-    """The group that :func:`pack_group` described."""
+def check_header(header: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
+    """Return the ids that were used, and the totals, of a file's first line.
+
+    Raises:
+        ValueError: They do not have their types.
+    """
+    used, totals = header.get("used"), header.get("totals")
+    if not isinstance(used, list) or set(map(type, used)) - {str}:
+        raise ValueError("used is a list of ids")
+    if not isinstance(totals, dict) or any(type(count) is not int or count < 0 for count in totals.values()):
+        raise ValueError("totals are whole numbers from 0 up")
+    return used, totals
+
+
+def unpack_group(fields: Any) -> SampleGroup:
+    """Return the group that :func:`pack_group` described.
+
+    Nothing larger than a small multiple of its text is allocated.
+
+    Raises:
+        ValueError: It is not what :func:`pack_group` makes; the message names the sample and the field.
+    """
+    if not isinstance(fields, dict) or fields.keys() != {"id", "data", "samples"}:
+        raise ValueError("a group has the fields id, data and samples")
+    if not isinstance(fields["id"], str) or not fields["id"]:
+        raise ValueError(f"the id of a group is {shown(fields['id'])}")
+    if not isinstance(fields["data"], dict) or not isinstance(fields["samples"], list):
+        raise ValueError("data is a mapping, and samples are a list")
     samples = []
-    for packed in fields["samples"]:
-        for name in (*_INTS, "logprobs"):
-            packed[name] = _unpack(packed[name])
-        samples.append(Sample(**packed))
+    for number, packed in enumerate(fields["samples"]):
+        try:
+            samples.append(_unpack_sample(packed))
+        except ValueError as error:
+            raise ValueError(f"sample {number}: {error}") from None
     return SampleGroup(fields["id"], fields["data"], samples)
 
 
-def _pack(numbers: list[Any], kind: str) -> Any:
+def _unpack_sample(packed: Any) -> Sample:
+    if not isinstance(packed, dict) or packed.keys() != set(Sample.__dataclass_fields__):
+        raise ValueError(f"a sample has the fields {', '.join(Sample.__dataclass_fields__)}")
+    for name, kind in (("prompt_ids", "i4"), ("output_ids", "i4"), ("logprobs", "f8"), ("versions", "i4")):
+        try:
+            repeats = len(packed["output_ids"]) if name == "versions" else None
+            packed[name] = _unpack(packed[name], kind, repeats)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{name} are damaged: {str(error)[:100]}") from None
+    _check_sample(packed)
+    return Sample(**packed)
+
+
+def _check_sample(fields: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where a sample's fields do not have their types, or do not fit each other."""
+    for name in (*_INTS, "logprobs"):
+        if not isinstance(fields[name], (list, tuple)):
+            raise ValueError(f"{name} are {shown(fields[name])}, not a list")
+    for name in _INTS:
+        if set(map(type, fields[name])) - {int}:
+            raise ValueError(f"{name} are whole numbers")
+    if set(map(type, fields["logprobs"])) - {int, float}:
+        raise ValueError("logprobs are numbers")
+    count = len(fields["output_ids"])
+    for name in ("logprobs", "versions"):
+        if len(fields[name]) not in (0, count):
+            raise ValueError(f"there are {len(fields[name]):,} {name} for {counted(count, 'token')}")
+    if min(fields["versions"], default=0) < 0:
+        raise ValueError(f"the version {min(fields['versions'])} is negative")
+    if type(fields["index"]) is not int or fields["index"] < 0:
+        raise ValueError(f"the index is {shown(fields['index'])}")
+    if not isinstance(fields["finish_reason"], str):
+        raise ValueError(f"the finish_reason is {shown(fields['finish_reason'])}")
+    reward = fields["reward"]
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float))):
+        raise ValueError(f"the reward is {shown(reward)}")
+    if not isinstance(fields["extra"], dict):
+        raise ValueError(f"extra is {shown(fields['extra'])}")
+
+
+def _pack(numbers: list[Any], kind: str, may_repeat: bool = False) -> Any:
     if len(numbers) < LONG:
         return numbers
+    if may_repeat and numbers.count(numbers[0]) == len(numbers):
+        return {"same": numbers[0], "count": len(numbers)}
     try:
-        if type(numbers[0]) is int and numbers.count(numbers[0]) == len(numbers):
-            return {"same": numbers[0], "count": len(numbers)}
         packed = array(_CODES[kind], numbers)
-    except (AttributeError, TypeError, OverflowError, ValueError):  # no plain numbers, or large ones: as they are
+    except OverflowError:  # numbers of more than 32 bits: as they are
         return numbers
     if sys.byteorder == "big":
         packed.byteswap()
     return {kind: base64.b64encode(packed.tobytes()).decode("ascii")}
 
 
-def _unpack(packed: Any) -> list[Any]:
+def _unpack(packed: Any, kind: str, repeats: int | None) -> list[Any]:
+    """Return a list of numbers; ``repeats`` is the only length of a repeated number, so that none is too large."""
     if isinstance(packed, list):
         return packed
-    if "same" in packed:
-        return [packed["same"]] * packed["count"]
-    ((kind, text),) = packed.items()
+    if packed.keys() == {"same", "count"}:
+        if repeats is None or type(packed["count"]) is not int or packed["count"] != repeats:
+            raise ValueError(f"a number repeated {shown(packed['count'])} times")
+        return [packed["same"]] * repeats
+    if packed.keys() != {kind}:
+        raise ValueError(f"the keys are {shown(sorted(packed))}")
     numbers = array(_CODES[kind])
-    numbers.frombytes(base64.b64decode(text))
+    numbers.frombytes(base64.b64decode(packed[kind], validate=True))
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()
