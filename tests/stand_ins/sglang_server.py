@@ -26,6 +26,8 @@ from sglang_ranks import Rank
 ENOUGH, TOO_MUCH = 0.2, 0.95
 """What it needs of a GPU, and what is more than there is."""
 DEFAULT_SEED, LARGEST_SEED = 42, 2**63 - 1
+FREE_GIB = float(os.environ.get("TEST_FREE_GIB", "100"))
+"""What is free of its GPU when it starts."""
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 WITHOUT = os.environ.get("TEST_WITHOUT", "")
 """A route that it does not have."""
@@ -271,6 +273,7 @@ class Server:
     async def server_info(self, http: web.Request) -> web.Response:
         more = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "running": len(self.running),
                 "pids_of_ranks": self.pids,
+                "static_gib": FREE_GIB * (self.asked.mem_fraction_static or 0.88),
                 "is_paused": self.is_paused, "offloaded": sorted(self.offloaded)}  # fmt: skip
         return _json({**vars(self.asked), "internal_states": [more], "version": self.version})
 

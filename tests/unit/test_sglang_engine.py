@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -290,6 +291,42 @@ def test_an_update_that_fails_ends_it(home: Path) -> None:
             engine.health()
         assert error.value.codes == ("E124",)
         wait_for(lambda: "version 1 of the weights was not taken" in engine.ended(), "its end")
+
+
+def interpreter(folder: Path, free_gib: float, total_gib: float) -> dict[str, Any]:
+    """A Python on a node with a GPU of which so much is free, as torch of that Python says."""
+    folder.mkdir()
+    free, total = (int(gib * 2**30) for gib in (free_gib, total_gib))
+    answer = f"[[{total}, {total}], [{free}, {total}]]"
+    script = f'case "$*" in *mem_get_info*) echo \'{answer}\';; *) exec {sys.executable} "$@";; esac'
+    (folder / "python").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "python").chmod(0o755)
+    return {"python": str(folder / "python"), "free": str(free_gib)}
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "static_gib"), [(100, 45), (60, 45), (50, 45), (40, 36)], ids=["empty", "fuller", "full", "too full"]
+)
+def test_it_gets_the_memory_that_the_plan_says_whatever_else_is_on_the_gpu(
+    home: Path, tmp_path: Path, free_gib: float, static_gib: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = interpreter(tmp_path / "bin", free_gib, 100)
+    engine = SglangEngine(
+        str(home / "model"), python=made["python"], **settings(home, TEST_FREE_GIB=made["free"]), offload=False
+    )
+    with roost.lease_ports(2) as lease:
+        engine.start(
+            EnginePlace(
+                accelerators=(0,), device="cuda:0", gpu_share=0.5, nccl_port=lease.port,
+                dist_init_addr=f"127.0.0.1:{lease.port + 1}",
+            )
+        )  # fmt: skip
+        try:
+            get_healthy(engine)
+            assert state(engine)["static_gib"] == pytest.approx(static_gib, rel=0.001)
+        finally:
+            engine.stop()
+    assert ("the plan gives it 50.0 GiB of each GPU, and only 40.0 GiB are free" in caplog.text) is (free_gib < 50)
 
 
 def test_a_server_that_is_killed(home: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from roost.errors import Finding, Fix, RolloutError
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang.memory import FreeMemory, static_fraction
 
 __all__ = ["NEEDED", "ROUTES", "check_options", "check_version", "command_of", "ranks_of"]
 
@@ -27,8 +28,6 @@ OWN = (
     "--skip-tokenizer-init", "--tensor-parallel-size", "--tp", "--tp-size",
 )  # fmt: skip
 """Options that follow from where the plan puts an engine, or from what it is asked for."""
-STATIC_PART = 0.9
-"""How much of its share is for weights and the cache of keys and values; the rest is for what a step needs."""
 VERSION_S = 120.0
 _TELL = """
 from importlib.metadata import PackageNotFoundError, version
@@ -62,7 +61,14 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def command_of(
-    place: EnginePlace, model: str, python: str, seed: int, version: int, can_offload: bool, options: Sequence[str]
+    place: EnginePlace,
+    model: str,
+    python: str,
+    seed: int,
+    version: int,
+    can_offload: bool,
+    options: Sequence[str],
+    memory: FreeMemory | None = None,
 ) -> list[str]:
     """What starts a member of an engine.
 
@@ -74,6 +80,7 @@ def command_of(
         version: Of the weights in that folder.
         can_offload: Whether its memory may be taken away for a while.
         options: The user's; they come last, so that they win.
+        memory: What is free of its GPUs; ``None``: not known.
     """
     words = [
         python, "-m", "sglang.launch_server",
@@ -94,7 +101,7 @@ def command_of(
     if place.device == "cpu":
         words += ["--device", "cpu"]
     if place.gpu_share < 1.0:
-        words += ["--mem-fraction-static", f"{place.gpu_share * STATIC_PART:.3f}"]
+        words += ["--mem-fraction-static", f"{static_fraction(place.gpu_share, memory):.3f}"]
     if can_offload:
         # Without the second, weights are gone after a release, and must be sent before it can serve again.
         words += ["--enable-memory-saver", "--enable-weights-cpu-backup"]

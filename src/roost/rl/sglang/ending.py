@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from roost.errors import Finding, Fix
 from roost.rl.child import LOG_LINES, ServerProcess
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang.memory import FreeMemory
 
 __all__ = ["end_of"]
 
@@ -21,7 +22,7 @@ _CRASHED = re.compile(r"Subprocess \S+ \(pid=\d+\) crashed with exit code -(\d+)
 """What SGLang's server says of a process of its own that a signal ended."""
 
 
-def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
+def end_of(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None = None) -> Finding:
     """Why a server ended, as far as its last lines tell."""
     lines = [line.strip() for line in child.logs(SEARCHED_LINES).splitlines() if line.strip()]
     last = tuple(lines[-LOG_LINES:])
@@ -36,7 +37,7 @@ def end_of(child: ServerProcess, place: EnginePlace) -> Finding:
             Fix("or set what it takes by hand", 'SglangEngine(…, options=["--mem-fraction-static", "0.7"])'),
             child.log_fix,
         )
-        return Finding("E121", message, context=(_given(child, place), *last), fixes=fixes)
+        return Finding("E121", message, context=(_given(child, place, memory), *last), fixes=fixes)
     words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "it said nothing")
     message = f"SGLang ended with exit code {child.exit_code}: {words}"
     return Finding("E121", message, context=last, fixes=(child.log_fix,))
@@ -58,10 +59,12 @@ def _killed(lines: Sequence[str]) -> str:
     return ""
 
 
-def _given(child: ServerProcess, place: EnginePlace) -> str:
+def _given(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None) -> str:
     """What the plan gives an engine, and what it was told of that."""
     text = place.share_text()
     if "--mem-fraction-static" in child.command:
         last = len(child.command) - 1 - child.command[::-1].index("--mem-fraction-static")
         text += f"; it was started with --mem-fraction-static {child.command[last + 1]}"
+        if memory is not None:
+            text += f" of the {memory.free_gib:.1f} GiB that were free"
     return text

@@ -24,6 +24,7 @@ from roost.rl.engine import Engine, EngineOutput, EnginePlace, WeightIntake, che
 from roost.rl.requests import params_of_samples
 from roost.rl.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
 from roost.rl.sglang.ending import end_of
+from roost.rl.sglang.memory import FreeMemory, measure_free
 from roost.rl.sglang.staging import saved
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SglangEngine(Engine):
         self._lease: PortLease | None = None
         self._is_ready = self._is_paused = self._is_offloaded = self._is_stopped = False
         self._is_told = False
+        self._memory: FreeMemory | None = None
         self._asked_s = self._lost_s = 0.0
         self._lost = ""
 
@@ -118,8 +120,12 @@ class SglangEngine(Engine):
             env["GLOO_SOCKET_IFNAME"] = "lo"
         env |= self._env
         found = check_version(self._python, env)
+        is_given = any(str(option).startswith("--mem-fraction-static") for option in self._options)
+        if place.gpu_share < 1.0 and not is_cpu and not is_given:
+            self._memory = measure_free(self._python, env)
+            self._log_memory()
         command = command_of(
-            place, self.model, self._python, self._seed, self.version, self._can_offload, self._options
+            place, self.model, self._python, self._seed, self.version, self._can_offload, self._options, self._memory
         )
         self._child = ServerProcess(command, env=env, name="SGLang", log_name=place.log_name)
         self._child.start()
@@ -130,6 +136,18 @@ class SglangEngine(Engine):
         self._url = url_of(place.host, place.server_port)
         self._client = EngineClient(self._url, attempts=1, timeout_s=self.timeout_s)
         return self._url
+
+    def _log_memory(self) -> None:
+        if self._memory is None:
+            self.log.warning("the free memory of its GPUs cannot be measured; all of it is taken to be free")
+            return
+        given_gib = self._place.gpu_share * self._memory.total_gib
+        if self._memory.free_gib < given_gib:
+            text = "the plan gives it %.1f GiB of each GPU, and only %.1f GiB are free: it will have less memory for its cache"
+            self.log.warning(text, given_gib, self._memory.free_gib)
+
+    def _end(self, child: ServerProcess) -> Finding:
+        return end_of(child, self._place, self._memory)
 
     def health(self) -> str:
         """Nothing when it serves, else what is missing.
@@ -146,7 +164,7 @@ class SglangEngine(Engine):
         self._asked_s = time.monotonic()
         if not self._child.is_alive():
             self._is_told = True
-            raise RolloutError([end_of(self._child, self._place)])
+            raise RolloutError([self._end(self._child)])
         if self._place.member:
             return ""
         try:
@@ -177,7 +195,7 @@ class SglangEngine(Engine):
         if self._is_stopped or self._child is None or self._child.is_alive():
             return ""
         is_awaited = not self._is_ready and not self._is_told and time.monotonic() - self._asked_s < TELL_S
-        return "" if is_awaited else end_of(self._child, self._place).message
+        return "" if is_awaited else self._end(self._child).message
 
     def stop(self) -> None:
         """Ends SGLang, with all its processes."""
@@ -349,7 +367,7 @@ class SglangEngine(Engine):
             return ask(f"{self._url}/{route}", "POST", body, timeout_s or self.timeout_s)
         except RolloutError as error:
             if self._child is not None and not self._child.is_alive() and not self._is_stopped:
-                raise RolloutError([end_of(self._child, self._place)]) from error
+                raise RolloutError([self._end(self._child)]) from error
             raise
 
     def _is_idle(self) -> bool:
@@ -365,5 +383,5 @@ class SglangEngine(Engine):
             raise RolloutError([Finding("E111", f"POST {self._url}/flush_cache answered {error.code}")]) from error
         except OSError as error:
             if self._child is not None and not self._child.is_alive():
-                raise RolloutError([end_of(self._child, self._place)]) from error
+                raise RolloutError([self._end(self._child)]) from error
             raise RolloutError([Finding("E111", f"POST {self._url}/flush_cache does not answer: {error}")]) from error
