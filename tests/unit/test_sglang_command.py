@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import pickle
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from roost.rl.sglang.engine import SglangEngine
 from roost.rl.sglang.intake import buckets_of, make_intake, payload_of
 from roost.rl.sglang.staging import saved
 from roost.rl.weights.channels import Channel, Piece
+from roost.rl.weights.ipc import IpcAddress
 
 # Flags ---------------------------------------------------------------------------------------
 
@@ -188,6 +190,33 @@ def test_a_payload_is_read_as_named_tensors():
     found = pickle.loads(base64.b64decode(payload, validate=True))  # noqa: S301
     assert [name for name, _ in found] == ["a", "b"]
     assert all(torch.equal(tensor, named[name]) for name, tensor in found)
+
+
+def test_handles_of_all_tensors_come_in_one_command():
+    class Halted(SglangEngine):
+        told = ()
+        _is_halted = True
+
+        def update(self, commands, version):
+            self.told = commands
+
+    pieces = tuple(piece(str(number), (2**27,), nbytes=2**29) for number in range(5))
+    channels = [
+        Channel(f"c{number}", WeightTransport.IPC, number, (0,), some, 0)
+        for number, some in enumerate((pieces[:2], pieces[2:]))
+    ]
+    handle = ("tensor class", (1,), (1,), 0, "storage class", "dtype", 3, *range(8))
+    addresses = {one.id: IpcAddress("GPU-x", [handle] * len(one.pieces), 1).to_bytes() for one in channels}
+    engine = Halted("/model")
+    make_intake(engine, EnginePlace(accelerators=(0, 1)), channels, addresses, 0, 1.0).commit(1)
+    [(route, body)] = engine.told
+    assert route == "update_weights_from_tensor"
+    first, second = body["serialized_named_tensors"]
+    assert first == second
+    recipes = pickletools.genops(base64.b64decode(first))
+    words = [argument for _, argument, _ in recipes if isinstance(argument, str)]
+    assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "4"]
+    assert "GPU-x" in words
 
 
 @pytest.mark.parametrize(

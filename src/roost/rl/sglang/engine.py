@@ -311,7 +311,7 @@ class SglangEngine(Engine):
 
     @property
     def bucket_bytes(self) -> float:
-        """How much a command may bring: SGLang has a copy of that beside its weights.
+        """How much a broadcast may bring: SGLang has a copy of that beside its weights.
 
         While requests run it is all at once, since they would compute with half of it between two commands.
         """

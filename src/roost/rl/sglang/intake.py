@@ -76,25 +76,24 @@ class HandleIntake:
     ) -> None:
         self._engine = engine
         self._count = ranks_of(place)
-        self._pieces: list[Piece] = []
         self._arguments: dict[str, tuple[Any, ...]] = {}
         for channel in channels:
             there = IpcAddress.from_bytes(addresses[channel.id])
             for piece, handle in zip(channel.pieces, there.handles, strict=True):
                 # SGLang finds a GPU by its UUID: its index may be another in each of the processes.
                 self._arguments[piece.name] = (*handle[:DEVICE], there.uuid, *handle[DEVICE + 1 :])
-            self._pieces += channel.pieces
 
     def receive(self, version: int) -> None:
         """Nothing to do: the trainer's memory is the channel."""
 
     def commit(self, version: int) -> None:
-        """Has every process of SGLang copy the trainer's tensors."""
-        commands = []
-        for bucket in buckets_of(self._pieces, self._engine.bucket_bytes):
-            payload = payload_of((piece.name, rebuild_cuda_tensor, self._arguments[piece.name]) for piece in bucket)
-            commands.append(("update_weights_from_tensor", {"serialized_named_tensors": [payload] * self._count}))
-        self._engine.update(commands, version)
+        """Have every process of SGLang copy the trainer's tensors.
+
+        All of them in one command, which costs no memory: SGLang maps the tensors, and copies each to its place.
+        """
+        payload = payload_of((name, rebuild_cuda_tensor, arguments) for name, arguments in self._arguments.items())
+        command = ("update_weights_from_tensor", {"serialized_named_tensors": [payload] * self._count})
+        self._engine.update([command], version)
 
     def close(self) -> None:
         """SGLang keeps nothing mapped between updates."""
