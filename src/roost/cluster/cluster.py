@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.bundles import Bundles, reserve_bundles
 from roost.cluster.connect import alive_nodes, connect, forget_job, remember_job, wait_for_nodes
+from roost.cluster.manager_calls import answer_of, ask_managers, note_node
 from roost.cluster.managers import MANAGERS, NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers
 from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
 from roost.cluster.reserve import remove_holds
@@ -105,9 +106,9 @@ class Cluster:
             fixes = (Fix("start one", "Cluster(num_nodes=1)"), Fix("or name it", "ROOST_NAMESPACE=…"))
             raise ClusterError([Finding("R102", message, fixes=fixes)])
         self.managers = handle
-        self._nodes, self._topology, self._master_port = ray.get(
-            [handle.get_nodes.remote(), handle.get_topology.remote(), handle.get_master_port.remote()]
-        )
+        methods = ("get_nodes", "get_topology", "get_master_port")
+        self._nodes, self._topology, self._master_port = (ask_managers(handle, method) for method in methods)
+        note_node(handle, self._nodes[0].address)
 
     def _found(self, request: _Request, cluster_cfg: Any, timeout_s: float) -> None:
         """Finds the nodes, measures them, and starts the managers."""
@@ -123,7 +124,7 @@ class Cluster:
         self._nodes = nodes
         self._topology = topology
         self.managers = start_managers(nodes, topology, self._namespace, left)
-        self._master_port = ray.get(self.managers.get_master_port.remote())
+        self._master_port = ask_managers(self.managers, "get_master_port")
         remember_job(self._namespace, ray.get_runtime_context().gcs_address)
 
     # What there is -------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class Cluster:
         job_id = ray.get_runtime_context().get_job_id()
         asked = self.managers.reserve.remote(dict(accelerators), dict(cpus or {}), limit, job_id)
         try:
-            found = ray.get(asked)
+            found = answer_of(self.managers, "reserve", asked, None)
         except KeyboardInterrupt:
             self.managers.release.remote(asked)  # Ray calls it once the token is known
             raise

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.manager_calls import ask_managers, note_node
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ports import lease_ports
 from roost.cluster.reserve import Ledger, asking_ray
@@ -193,6 +194,7 @@ def start_managers(
         handle = actor.options(name=MANAGERS, namespace=namespace, scheduling_strategy=strategy).remote(
             list(nodes), topology, owner
         )
+        note_node(handle, nodes[0].address)
     except ValueError:
         raise ClusterError([_taken(namespace)]) from None
     try:
@@ -257,12 +259,12 @@ class _Proxy:
         chosen = namespace or _joined or os.environ.get(NAMESPACE_VARIABLE) or "roost"
         handle = find_managers(chosen) if ray.is_initialized() else None
         if handle is None:
-            message = f"no Roost job runs in the namespace {chosen!r}"
+            message = f"no Roost job runs in the namespace {chosen!r}, or its managers have died"
             raise ClusterError([Finding("R102", message, fixes=(Fix("start one", "Cluster(num_nodes=…)"),))])
         return cls(handle)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        return ray.get(getattr(self._handle, method).remote(*arguments))
+        return ask_managers(self._handle, method, *arguments)
 
 
 class NodeManager(_Proxy):

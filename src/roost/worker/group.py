@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from roost.cluster import Cluster
+from roost.cluster.manager_calls import ask_managers
 from roost.errors import ClusterError, Finding, PlacementError, WorkerError
 from roost.worker.binding import Binding
 from roost.worker.lane import LaneClient
@@ -63,7 +64,7 @@ class WorkerGroup:
             ClusterError: Where there is no such group; it names those that there are.
         """
         cluster = cluster or Cluster()
-        groups = ray.get(cluster.managers.get_groups.remote())
+        groups = ask_managers(cluster.managers, "get_groups")
         record = groups.get(name)
         if record is None or not record["workers"]:
             known = ", ".join(sorted(groups)) or "none"
@@ -215,8 +216,8 @@ class WorkerGroup:
             return
         self._is_open = False
         end_workers(self._handles)
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._cluster.managers.remove_group.remote(self.name))
+        with contextlib.suppress(ClusterError):
+            ask_managers(self._cluster.managers, "remove_group", self.name)
         if self.binding is not None and self.binding.reservation:
             self._cluster.release(self.binding.reservation)
         self._cluster._groups.remove(self)

@@ -21,8 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster import Cluster, CollectiveManager
 from roost.cluster.cluster import seconds_from
+from roost.cluster.manager_calls import ask_managers
 from roost.cluster.plans import pack_plan
-from roost.errors import Finding, Fix, LaunchError
+from roost.errors import ClusterError, Finding, Fix, LaunchError
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
 from roost.worker.binding import Attestation, Binding, check_strangers, compare
@@ -170,7 +171,7 @@ class _Launch:
         self.record = record
         base, number = self.name, 1
         while True:
-            holder = ray.get(self.cluster.managers.register_group.remote(self.name, record))
+            holder = ask_managers(self.cluster.managers, "register_group", self.name, record)
             if holder is None:
                 return
             if not self.may_rename:
@@ -334,15 +335,15 @@ class _Launch:
         actors = [f"{self.name}:{rank}" for rank in range(len(workers))]
         record = {**self.record, "actors": actors, "workers": workers, "starting": [], "component": self.component.name}
         packed = pack_plan(self.plan, self.component.name)
-        managers = self.cluster.managers
-        ray.get([managers.update_group.remote(self.name, record), managers.keep_plan.remote(self.name, packed)])
+        ask_managers(self.cluster.managers, "update_group", self.name, record)
+        ask_managers(self.cluster.managers, "keep_plan", self.name, packed)
         collectives = CollectiveManager(self.cluster.managers)
         collectives.register(self.name, binding.master_address, binding.master_port, len(workers))
 
     def _undo(self) -> None:
         end_workers(self.handles)
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self.cluster.managers.remove_group.remote(self.name))
+        with contextlib.suppress(ClusterError):
+            ask_managers(self.cluster.managers, "remove_group", self.name)
         if self.token:
             self.cluster.release(self.token)
 
