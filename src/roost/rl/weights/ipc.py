@@ -3,10 +3,17 @@
 The sender exports the memory of its own tensors once; receivers map it and keep the mapping. A sync
 then is one copy on the device, and nothing else moves. Where the sender's memory has moved since
 (its allocator gave a tensor another place), the channel says so and is opened anew.
+
+Torch frees memory that was exported when its counter of receivers is 0. The counter starts at 1, each release
+of a mapping subtracts 1, and it is unsigned: where two receivers map a handle, or one maps it twice (SGLang does
+at every update), it wraps, and the memory is never freed; where a receiver was killed, it stays 1. So receivers
+count down a counter that belongs to no weights, and the sender sets those of its weights to 0 when it closes.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -21,8 +28,13 @@ from roost.rl.weights.channels import Channel
 
 __all__ = ["DEVICE", "IpcAddress", "IpcReceiver", "IpcSender", "MovedError", "visible_uuids"]
 
-DEVICE = 6
+_ARGUMENTS = tuple(inspect.signature(rebuild_cuda_tensor).parameters)
+DEVICE = _ARGUMENTS.index("storage_device")
 """Where the device stands among the arguments that rebuild a tensor."""
+COUNTER = _ARGUMENTS.index("ref_counter_handle")
+"""Where the counter of receivers stands among them: the name of a file in shared memory, and a place in it."""
+EVENT_NEEDED = _ARGUMENTS.index("event_sync_required")
+"""Whether to wait for an event of the sender. Torch opens it at every mapping, and never closes it."""
 
 
 class MovedError(RuntimeError):
@@ -75,7 +87,10 @@ class IpcSender:
         device = self._views[0].device if self._views else torch.device("cuda")
         torch.cuda.synchronize(device)
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        self.address = IpcAddress(uuid, [reduce_tensor(view)[1] for view in self._views], os.getpid()).to_bytes()
+        exported = [reduce_tensor(view)[1] for view in self._views]
+        self._counters = [handle[COUNTER : COUNTER + 2] for handle in exported]
+        handles = [_counted_by(handle, _shared_counter(device.index)[1]) for handle in exported]
+        self.address = IpcAddress(uuid, handles, os.getpid()).to_bytes()
 
     def join(self) -> None:
         """Nothing to wait for: the memory is there."""
@@ -96,8 +111,13 @@ class IpcSender:
         self._is_void = True
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Let go of the memory: it is freed with the tensors, whatever receivers did. Safe to call twice."""
         self._views = []
+        counters, self._counters = self._counters, []
+        for counter in counters:
+            torch.UntypedStorage._release_ipc_counter_cuda(*counter)
+        if counters:
+            torch.cuda.ipc_collect()  # tensors that were dropped while they were exported
 
 
 class IpcReceiver:
@@ -134,6 +154,24 @@ class IpcReceiver:
 def _layout(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Where a tensor is, and how it lies there."""
     return tensor.data_ptr(), tensor.stride()
+
+
+@functools.cache
+def _shared_counter(device: int) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """Return the counter for all receivers of memory of this process, and the tensor to which it belongs.
+
+    The cache keeps the tensor, and with it the counter, for as long as the process lives.
+    """
+    tensor = torch.zeros(1, device=f"cuda:{device}")
+    return tensor, reduce_tensor(tensor)[1][COUNTER : COUNTER + 2]
+
+
+def _counted_by(handle: tuple[Any, ...], counter: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a handle with another counter. Receivers wait for no event: the sender says when memory is written."""
+    changed = list(handle)
+    changed[COUNTER : COUNTER + 2] = counter
+    changed[EVENT_NEEDED] = False
+    return tuple(changed)
 
 
 def _rebuilt(handle: tuple[Any, ...], device: int) -> torch.Tensor:
