@@ -30,6 +30,7 @@ _ROOMS = {
         "ClusterError",
         "ConfigError",
         "Finding",
+        "GenerationError",
         "LaunchError",
         "PlacementError",
         "ReservationError",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from roost.errors import ClusterError as ClusterError
     from roost.errors import ConfigError as ConfigError
     from roost.errors import Finding as Finding
+    from roost.errors import GenerationError as GenerationError
     from roost.errors import LaunchError as LaunchError
     from roost.errors import PlacementError as PlacementError
     from roost.errors import ReservationError as ReservationError

@@ -12,6 +12,7 @@ The tree::
      │    └── LaunchError                                    workers that did not start
      │         └── AttestationError                          workers that got something else
      ├── RolloutError     (also RuntimeError)                engines, samples, the buffer or the lock
+     │    └── GenerationError                                requests that failed, beside others that did not
      ├── CallTimeoutError (also TimeoutError)                a call that did not end in time
      └── WorkerError      (also RuntimeError)                an exception in a worker
           └── WorkerDiedError                                a worker or its node is gone
@@ -22,9 +23,9 @@ stands, which rule it breaks, and what to write instead. ``str(error)`` shows al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "AttestationError",
@@ -33,6 +34,7 @@ __all__ = [
     "ConfigError",
     "Finding",
     "Fix",
+    "GenerationError",
     "LaunchError",
     "Mark",
     "Place",
@@ -268,6 +270,22 @@ class AttestationError(LaunchError):
 
 class RolloutError(RoostError, RuntimeError):
     """Generating went wrong: an engine, its samples, the buffer that keeps them, or the lock around weights."""
+
+
+class GenerationError(RolloutError):
+    """Requests failed or timed out; what the other requests gave is kept.
+
+    Attributes:
+        finished: What was generated nevertheless, by its index in the list that was given: the outputs of a
+            request where ``EngineClient`` raises, a finished ``SampleGroup`` where ``RolloutManager`` raises.
+    """
+
+    def __init__(self, findings: Iterable[Finding] | str = (), finished: Mapping[int, Any] | None = None) -> None:
+        super().__init__(findings)
+        self.finished: dict[int, Any] = dict(finished or {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.findings, self.finished))
 
 
 class WorkerError(RoostError, RuntimeError):

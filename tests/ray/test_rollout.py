@@ -217,6 +217,35 @@ def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train
     assert {v for g in groups for s in g.samples for v in s.versions} == {report.version}
 
 
+def test_a_request_that_fails_leaves_the_samples_of_others(rollout: RolloutManager) -> None:
+    groups = new_groups(6)
+    for sample in groups[2].samples:
+        sample.prompt_ids = [999]
+    with pytest.raises(roost.GenerationError, match="2 of 12 requests failed") as caught:
+        rollout.generate(groups, PARAMS)
+    assert caught.value.codes == ("E108",)
+    assert "at small/" in str(caught.value), "the engine that refused it"
+    assert list(caught.value.finished) == [0, 1, 3, 4, 5]
+    check_complete(list(caught.value.finished.values()), ["g0", "g1", "g3", "g4", "g5"], 2, 16)
+    before = tokens(groups)
+    for sample in groups[2].samples:
+        sample.prompt_ids = [1, 2, 2]
+    check_complete(rollout.generate(groups, PARAMS), [f"g{i}" for i in range(6)], 2, 16)
+    assert [found for index, found in enumerate(tokens(groups)) if index != 2] == [
+        found for index, found in enumerate(before) if index != 2
+    ], "only what was missing is generated"
+
+
+def test_an_update_waits_for_requests_longer_than_for_anything_else(
+    rollout: RolloutManager, train: TrainGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Started(lambda: rollout.generate(new_groups(4), LONG))
+    wait_for(lambda: any(running(engine) > 0 for engine in smalls(rollout)), "work", 60.0)
+    monkeypatch.setattr(rollout, "_sync_timeout_s", 0.01)
+    train.update_weights(pause="wait")
+    check_complete(result.result(), ["g0", "g1", "g2", "g3"], 2, 150)
+
+
 def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_later(
     rollout: RolloutManager, train: TrainGroup
 ) -> None:

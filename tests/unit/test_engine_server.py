@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 import logging
+import os
+import pickle
 import signal
 import socket
 import threading
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 from serving import ask, deadline_in_flight, post, start_server, url_of
 from toy_models import VOCABULARY, Gated, samples_in, toy, until
 
-from roost import Engine, EngineOutput, EnginePlace, RolloutError, TorchEngine, lease_ports
+from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
 from roost.rl.client import EngineClient
 from roost.rl.server import EngineServer
 
@@ -513,6 +515,46 @@ def test_the_error_says_which_failed_where_and_how_often(faulty, client):
     assert error.value.codes == ("E108",)
     assert "2 of 2 requests failed" in text
     assert f"request 1 (mine): 2 attempts, the last at {server.url}: status 500" in text
+
+
+def test_an_error_keeps_the_answers_of_requests_that_did_not_fail(faulty, client):
+    bad, good = faulty(400), faulty(GOOD)
+    one = client([bad.url, good.url])
+    one.names = {bad.url: "small/0", good.url: "small/1"}
+    with pytest.raises(GenerationError, match="2 of 4 requests failed") as error:
+        one.generate_all([{"input_ids": [1]}] * 4)
+    for found in (error.value, pickle.loads(pickle.dumps(error.value))):  # noqa: S301
+        assert found.finished == {index: [EngineOutput([1], [], [1], "stop")] for index in (1, 3)}
+        assert f"request 2: 1 attempt, the last at small/0 ({bad.url}): status 400" in str(found)
+
+
+def test_an_error_keeps_the_answers_that_came_before_the_deadline(served, client):
+    process = start_server("toy_models:toy", "--context", "32")
+    stopped = url_of(process)
+    one = client([served[1], stopped])
+    one.names = {served[1]: "small/0", stopped: "small/1"}
+    request = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        for timeout_s in (2.0, 10.0, 50.0):  # a busy machine may need longer for the answers that come
+            with pytest.raises(GenerationError) as error:
+                one.generate_all([request] * 4, timeout_s=timeout_s)
+            if set(error.value.finished) == {0, 2} and "not sent" not in str(error.value):
+                break
+        assert set(error.value.finished) == {0, 2}
+        assert f"request 3: 1 attempt, the last at small/1 ({stopped}): no answer before the deadline" in str(
+            error.value
+        )
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_client_without_engines_says_so(client):
+    with pytest.raises(GenerationError, match="the last at no engine: OSError: no engine is alive") as error:
+        client([], attempts=2).generate_all([{"input_ids": [1]}])
+    assert error.value.codes == ("E108",)
 
 
 def test_a_bad_request_is_not_tried_again_and_others_are_answered(served, client):

@@ -84,6 +84,19 @@ def test_without_engines_requests_fail_and_say_so(router):
     assert answer["error"]["code"] == "no_available_workers"
 
 
+def test_an_error_names_the_engine_behind_the_router(router, engines, client):
+    engine = TorchEngine(toy, **SIZES)
+    router.add(engine.start(EnginePlace(name="small", engine=3)))
+    good, bad = some_requests(2)
+    bad["input_ids"] = [999]
+    with pytest.raises(RolloutError, match="out of range") as error:
+        client.generate_all([good, bad])
+    assert f"request 1: 1 attempt, the last at small/3 ({router.url}): status 400" in str(error.value)
+    assert list(error.value.finished) == [0]
+    router.remove(router.workers()[0].url)
+    engine.stop()
+
+
 def test_an_engine_that_is_not_there(router, engines):
     with lease_ports() as lease:
         url = f"http://127.0.0.1:{lease.port}"

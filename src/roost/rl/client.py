@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 
-from roost.errors import Finding, RolloutError, counted
-from roost.rl.engine import EngineOutput
+from roost.errors import Finding, GenerationError, counted
+from roost.rl.engine import ENGINE_HEADER, EngineOutput
 from roost.rl.sampling import check_seeds
 
 __all__ = ["EngineClient"]
@@ -34,13 +35,13 @@ class _Failure:
 
     index: int
     rid: str
-    url: str
+    engine: str
     attempts: int
     reason: str
 
     def __str__(self) -> str:
         name = f"request {self.index}" + (f" ({self.rid})" if self.rid else "")
-        return f"{name}: {counted(self.attempts, 'attempt')}, the last at {self.url}: {self.reason}"
+        return f"{name}: {counted(self.attempts, 'attempt')}, the last at {self.engine}: {self.reason}"
 
 
 class EngineClient:
@@ -54,12 +55,17 @@ class EngineClient:
         attempts: How often a request is sent at most.
         timeout_s: How long a call may take, all attempts included.
         concurrency: How many requests of one call are under way at once.
+
+    Attributes:
+        urls: Where requests go: the router, or the engines that take turns.
+        names: Names for URLs, for errors.
     """
 
     def __init__(
         self, url: str | Sequence[str], attempts: int = 8, timeout_s: float = 1800.0, concurrency: int = 256
     ) -> None:
         self.urls = [one.rstrip("/") for one in ([url] if isinstance(url, str) else url)]
+        self.names: dict[str, str] = {}
         self.attempts = attempts
         self.timeout_s = timeout_s
         self.concurrency = concurrency
@@ -87,8 +93,9 @@ class EngineClient:
                 its answer; else an error says which failed when all are done.
 
         Raises:
-            RolloutError: Which requests failed, where, and after how many attempts (E108); or, before any is
-                sent, which have a seed that engines cannot hold (E101).
+            GenerationError: Which requests failed, at which engine, and after how many attempts (E108); its
+                ``finished`` has the answers to the others.
+            RolloutError: Which requests have a seed that engines cannot hold (E101); none was sent.
         """
         check_seeds(requests)
         until_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -101,8 +108,9 @@ class EngineClient:
         found = await asyncio.gather(*(one(index) for index in range(len(requests))))
         failures = [answer for answer in found if isinstance(answer, _Failure)]
         if failures and not return_errors:
-            raise _error(failures, len(requests))
-        return [_error([answer], 1) if isinstance(answer, _Failure) else answer for answer in found]
+            finished = {index: answer for index, answer in enumerate(found) if not isinstance(answer, _Failure)}
+            raise _error(failures, len(requests), finished)
+        return [_error([answer], 1, {}) if isinstance(answer, _Failure) else answer for answer in found]
 
     async def aclose(self) -> None:
         """Closes the connections of the running event loop."""
@@ -112,13 +120,18 @@ class EngineClient:
 
     async def _ask(self, index: int, request: Mapping[str, Any], until_s: float) -> list[EngineOutput] | _Failure:
         body = json.dumps(_with_seed(request)).encode()
-        url, reason, attempt = "", "the time was over before it was sent", 0
+        engine, reason, attempt = "no engine", "the deadline passed, and it was not sent", 0
         wait_s = FIRST_WAIT_S
         while attempt < self.attempts and time.monotonic() < until_s:
-            url = self.urls[(index + attempt) % len(self.urls)]
+            urls = self.urls  # one list for this attempt: another thread replaces it when engines come and go
+            url = urls[(index + attempt) % len(urls)] if urls else ""
+            engine = self._named(url) if url else "no engine"
             attempt += 1
             try:
-                status, text = await self._post(f"{url}/generate", body, until_s - time.monotonic())
+                if not url:
+                    raise OSError("no engine is alive")
+                status, text, name = await self._post(f"{url}/generate", body, until_s - time.monotonic())
+                engine = f"{name} ({url})" if name else engine
                 if status == 200:
                     answer = json.loads(text)
                     return [EngineOutput.from_wire(o) for o in (answer if isinstance(answer, list) else [answer])]
@@ -133,9 +146,15 @@ class EngineClient:
                 left_s = until_s - time.monotonic()
                 await asyncio.sleep(max(0.0, min(wait_s * random.uniform(0.5, 1.5), left_s)))  # noqa: S311
                 wait_s = min(wait_s * 2, LONGEST_WAIT_S)
-        return _Failure(index, str(request.get("rid") or ""), url or self.urls[0], attempt, reason)
+        return _Failure(index, str(request.get("rid") or ""), engine, attempt, reason)
 
-    async def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    def _named(self, url: str) -> str:
+        """What stands at a URL, for errors."""
+        name = self.names.get(url)
+        return f"{name} ({url})" if name else url
+
+    async def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, bytes, str]:
+        """Status, body, and the name of the engine that answered where it is known."""
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
@@ -144,7 +163,7 @@ class EngineClient:
         async with session.post(
             url, data=body, headers={"Content-Type": "application/json"}, timeout=aiohttp.ClientTimeout(timeout_s)
         ) as answer:
-            return answer.status, await answer.read()
+            return answer.status, await answer.read(), unquote(answer.headers.get(ENGINE_HEADER, ""))
 
     # From plain threads ----------------------------------------------------------------------
 
@@ -208,9 +227,9 @@ def _message(text: bytes) -> str:
     return " ".join(said.split())[:500]
 
 
-def _error(failures: Sequence[_Failure], total: int) -> RolloutError:
+def _error(failures: Sequence[_Failure], total: int, finished: Mapping[int, Any]) -> GenerationError:
     lines = [str(failure) for failure in failures[:MAX_NAMED]]
     if len(failures) > MAX_NAMED:
         lines.append(f"… and {len(failures) - MAX_NAMED:,} more")
     message = f"{len(failures):,} of {counted(total, 'request')} failed"
-    return RolloutError([Finding("E108", message, context=tuple(lines))])
+    return GenerationError([Finding("E108", message, context=tuple(lines))], finished)

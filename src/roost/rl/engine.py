@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineOutput", "EnginePlace", "WeightIntake"]
 
+ENGINE_HEADER = "X-Roost-Engine"
+"""The header in which an engine's server says its name; the router passes it on."""
 LOG_LINES = 200
 """How many lines of its log an engine remembers."""
 
@@ -215,7 +217,7 @@ class Engine(abc.ABC):
             return ""
         from roost.rl.server import EngineServer
 
-        self._parts.server = EngineServer(self, place.host, place.server_port)
+        self._parts.server = EngineServer(self, place.host, place.server_port, f"{place.name}/{place.engine}")
         return self._parts.server.start()
 
     def shards(self) -> list[TensorShards]:

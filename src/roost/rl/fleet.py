@@ -86,6 +86,7 @@ class Fleet:
 
     def _route(self) -> None:
         """Without a router, the client goes to all engines in turn."""
+        self.client.names = {engine.url: engine.name for engine in self._engines if isinstance(engine, EngineHandle)}
         if not self._url:
             self.client.urls = [engine.url for engine in self._engines if engine.is_registered]
 

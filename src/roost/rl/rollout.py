@@ -24,9 +24,9 @@ from roost.placement import NodePlacementStrategy
 from roost.plan import ComponentPlan, Plan
 from roost.rl.engine import Engine
 from roost.rl.fleet import Fleet
+from roost.rl.generating import Generator
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import CONCURRENCY, BufferClient, Hub, HubLink, LockClient
-from roost.rl.requests import make_requests
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
@@ -62,7 +62,8 @@ class RolloutManager:
         dp_attention: Whether those do data-parallel attention, which needs further ports.
         name: What the groups of workers are called after.
         start_timeout_s: How long engines may take to get healthy.
-        sync_timeout_s: How long a weight update may wait for the other side.
+        sync_timeout_s: How long a weight update may wait for trainers, engines and the lock. With ``pause="wait"``
+            it also waits for running calls of :meth:`generate` for as long as their own timeouts let them run.
         lock_ttl_s: How long the lock outlives a holder that died.
         weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
@@ -137,6 +138,7 @@ class RolloutManager:
         self._fleet = Fleet(self.name, self._engines, self._link, self.url)
         self._fleet.register(self._engines)
         self._fleet.watch()
+        self._generator = Generator(self.name, self._fleet, self.lock)
 
     def _launch_hub(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> WorkerGroup:
         hub = GroupRequest(Hub, (capacity, lock_ttl_s, router)).launch(
@@ -187,20 +189,16 @@ class RolloutManager:
                 from 0 to 2**63 - 1. Samples of one group differ; the same groups give the same samples again.
             params: SGLang's sampling parameters.
             timeout_s: How long all of it may take.
+
+        Raises:
+            GenerationError: Requests failed or timed out (E108): which, at which engine, and why. The samples of
+                the other requests are complete, and ``finished`` has the groups that are; the same call again
+                generates only what is missing.
+            RolloutError: No engine is alive (S204).
         """
-        deadline = time.monotonic() + timeout_s
         if not self._running.serves:
             raise _none_alive()
-        with self.lock.shared(f"{self.name}: generation", timeout_s):
-            requests, owners = make_requests(groups, params)
-            answers = self._running.client.generate_all(requests, timeout_s=max(1.0, deadline - time.monotonic()))
-        for samples, outputs in zip(owners, answers, strict=True):
-            for sample, output in zip(samples, outputs, strict=True):
-                sample.output_ids += output.output_ids
-                sample.logprobs += output.logprobs
-                sample.versions += output.versions
-                sample.finish_reason = output.finish_reason
-        return list(groups)
+        return self._generator.generate(groups, params, timeout_s)
 
     def pause(self, mode: str = "wait") -> None:
         """Holds generation on all engines."""
@@ -274,7 +272,8 @@ class RolloutManager:
             if not engines:
                 raise _none_alive()
             try:
-                return sync.run(engines, version, pause, self._held_back(version, pause))
+                drain_s = self._generator.left_s() if pause == "wait" else 0.0
+                return sync.run(engines, version, pause, self._held_back(version, pause, drain_s), drain_s)
             except RoostError as error:
                 self._last_version = max(self._last_version, sync.begun)
                 dead = self.find_dead()
@@ -294,13 +293,13 @@ class RolloutManager:
                 raise
 
     @contextlib.contextmanager
-    def _held_back(self, version: int, pause: str) -> Iterator[None]:
-        """Keeps generation off while engines change over."""
+    def _held_back(self, version: int, pause: str, drain_s: float) -> Iterator[None]:
+        """Keep generation off while engines change over, once running requests have ended (after ``drain_s``)."""
         if pause == "keep":
             yield
             return
         with contextlib.ExitStack() as undo:
-            lock = self.lock.exclusive(f"{self.name}: weight update {version}", self._sync_timeout_s)
+            lock = self.lock.exclusive(f"{self.name}: weight update {version}", max(self._sync_timeout_s, drain_s))
             if pause == "abort":
                 undo.callback(self.resume)
                 with self._aborting():

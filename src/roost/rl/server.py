@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -22,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 import roost
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import Finding, Fix, RolloutError, RoostError, shown
-from roost.rl.engine import Engine, url_of
+from roost.rl.engine import ENGINE_HEADER, Engine, url_of
 
 __all__ = ["EngineServer"]
 
@@ -44,12 +45,14 @@ class EngineServer:
         engine: The engine.
         host: The address to bind.
         port: A port that was leased for it; 0: one is leased here.
+        name: Name of the engine, which answers carry in a header so that errors behind a router can name it.
     """
 
-    def __init__(self, engine: Engine, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, engine: Engine, host: str = "127.0.0.1", port: int = 0, name: str = "engine") -> None:
         self._engine = engine
         self._host = host
         self._port = port
+        self._name = name
         self._lease: PortLease | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -123,6 +126,7 @@ class EngineServer:
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(_errors_as_json)])
+        app.on_response_prepare.append(self._sign)
         for path in ("/get_model_info", "/model_info"):
             app.router.add_get(path, self._model_info)
         for path in ("/get_server_info", "/server_info"):
@@ -141,6 +145,11 @@ class EngineServer:
         }.items():
             app.router.add_post(path, handler)
         return app
+
+    async def _sign(self, http: web.Request, answer: web.StreamResponse) -> None:
+        """Name the engine in its answers to requests: through a router a client cannot know which one answered."""
+        if http.path == "/generate":
+            answer.headers[ENGINE_HEADER] = quote(self._name)
 
     # Generating ----------------------------------------------------------------------------
 

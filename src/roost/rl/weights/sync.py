@@ -86,7 +86,12 @@ class WeightSync:
         self._flags: Flags | None = None
 
     def run(
-        self, engines: Sequence[EngineHandle], version: int, pause: str, held_back: AbstractContextManager[object]
+        self,
+        engines: Sequence[EngineHandle],
+        version: int,
+        pause: str,
+        held_back: AbstractContextManager[object],
+        drain_s: float = 0.0,
     ) -> SyncReport:
         """Sends a version to engines, and has them change over.
 
@@ -95,6 +100,7 @@ class WeightSync:
             version: Greater than any before.
             pause: What happens to running generations.
             held_back: Entered while engines change over.
+            drain_s: Seconds that entering it may take beyond the timeout, because running requests end first.
 
         Raises:
             RolloutError: Where it was not sent; every engine serves what it served before.
@@ -113,7 +119,7 @@ class WeightSync:
 
             if self._is_in_place:
                 with clock.phase("commit"):
-                    self._again_where_moved(engines, lambda: self._read_in_place(version, pause, hold_back))
+                    self._again_where_moved(engines, lambda: self._read_in_place(version, pause, hold_back, drain_s))
             else:
                 with clock.phase("transfer"):
                     self._again_where_moved(engines, lambda: self._transfer(version))
@@ -246,7 +252,7 @@ class WeightSync:
             self._connect(engines)
             send()
 
-    def _read_in_place(self, version: int, pause: str, hold_back: Callable[[], object]) -> None:
+    def _read_in_place(self, version: int, pause: str, hold_back: Callable[[], object], drain_s: float) -> None:
         """Calls everybody at once: they wait for each other by flags, where they are all on one node."""
         flags, count = self._flags, self.train.workers.world_size
         if flags is None:
@@ -263,7 +269,8 @@ class WeightSync:
         done = range(FIRST + count, FIRST + count + len(self._members))
         waiting = [self.train.workers.begin(rank, "send_weights", version) for rank in range(count)]
         for engine, member in self._members:
-            waiting.append(engine.begin(member, "commit_when_ready", version, pause, senders, self._timeout_s))
+            limit_s = self._timeout_s + drain_s
+            waiting.append(engine.begin(member, "commit_when_ready", version, pause, senders, limit_s))
         try:
             hold_back()
             flags.set(GO, version)
