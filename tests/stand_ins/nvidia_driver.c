@@ -5,6 +5,7 @@
  * from files in the folder $NVIDIA_STAND_IN, read at every call, so that a test can lose a GPU while a process runs:
  *
  *   gpus    one line per GPU: a status (0, or the NVML code that every call on this GPU returns, 15 for a lost one)
+ *   mig     how many instances each GPU is cut into (default 0: it is not partitioned)
  *   nvml    what nvmlInit returns (default 0)
  *   cuda    what cuInit returns (default 0); -1: it never returns; -2: it prints a text and ends the process
  *   inits   written: a line with the process id at every call of cuInit
@@ -56,9 +57,15 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
     return 0;
 }
 
-/* A handle is the number of the GPU plus one, so that it is no null pointer. */
+/* A handle is the number of the GPU plus one, so that it is no null pointer; that of an instance, 100 times this plus the
+   number of the instance plus one. */
+static int gpu_of(void *handle) {
+    long number = (long)handle;
+    return (int)(number > 100 ? number / 100 : number) - 1;
+}
+
 static int status_of(void *handle) {
-    int status[MAX_GPUS], count = read_gpus(status), index = (int)(long)handle - 1;
+    int status[MAX_GPUS], count = read_gpus(status), index = gpu_of(handle);
     return index >= 0 && index < count ? status[index] : 2;
 }
 
@@ -68,7 +75,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 }
 
 int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
-    snprintf(uuid, size, "GPU-00000000-0000-0000-0000-%012d", (int)(long)handle - 1);
+    int instance = (long)handle > 100 ? (int)((long)handle % 100) : 0;
+    snprintf(uuid, size, "%s-00000000-0000-0000-0000-%010d%02d", instance ? "MIG" : "GPU", instance, gpu_of(handle));
     return status_of(handle);
 }
 
@@ -94,8 +102,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void 
 }
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
-    (void)handle, (void)current, (void)pending;
-    return 3; /* not supported */
+    *current = *pending = number_in("mig") > 0;
+    return status_of(handle);
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
+    *count = 7;
+    return status_of(handle);
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **instance) {
+    *instance = (void *)((long)handle * 100 + index + 1);
+    return (int)index < number_in("mig") ? status_of(handle) : 6; /* not found */
 }
 
 /* CUDA ------------------------------------------------------------------------------------------------------------ */

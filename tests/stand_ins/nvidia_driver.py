@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+DRIVER_NOT_LOADED = 9
+VERSION_MISMATCH = 18
 LOST = 15
 """What NVML returns for a GPU that has fallen off the bus."""
 
@@ -42,6 +44,10 @@ class NvidiaDriver:
     def set_gpus(self, status: Sequence[int]) -> None:
         """Say how many GPUs there are, and the NVML code that each returns: 0, or ``LOST``."""
         self._write("gpus", "\n".join(map(str, status)))
+
+    def set_instances(self, count: int) -> None:
+        """Say how many instances (MIG) each GPU is cut into; 0: none is."""
+        self._write("mig", str(count))
 
     def set_nvml(self, code: int) -> None:
         """Say what ``nvmlInit`` returns."""

@@ -73,6 +73,9 @@ def _minor(version: str) -> str:
 
 def _accelerators(node: NodeInfo) -> Check:
     noun = node.accelerator_type.noun
+    if node.driver_error:
+        text = f"Ray counts {counted(node.num_accelerators, noun)}; {node.driver_error}"
+        return Check(node.rank, "accelerators", False, text, "see what nvidia-smi and dmesg say on this node")
     if not node.accelerators:
         seen = node.num_detected
         text = f"Ray counts none, and the driver library sees {seen}" if seen else "none"
@@ -84,16 +87,17 @@ def _accelerators(node: NodeInfo) -> Check:
         is_well = node.num_detected == node.num_accelerators
         text = what if is_well else f"{what}; the driver library sees {node.num_detected}"
         return Check(node.rank, "accelerators", is_well, text, "" if is_well else "restart Ray on this node")
-    if node.num_detected:
-        text = f"Ray counts {what}; the driver library sees {node.num_detected}"
-        return Check(node.rank, "accelerators", False, text, f"ray start --num-gpus={node.num_detected} …")
     return Check(node.rank, "accelerators", True, f"{what}, made up: no driver library knows them")
 
 
 def _cards(node: NodeInfo) -> list[Check]:
     """What the driver library says of each."""
     rows = []
-    for device in node.accelerators if node.accelerators_are_real else ():
+    for device in node.accelerators if node.accelerators_are_real and not node.driver_error else ():
+        if device.fault:
+            question = f"{node.accelerator_type.noun} {device.id}"
+            rows.append(Check(node.rank, question, False, device.fault, node.without_faulty()))
+            continue
         facts = [device.model]
         if device.memory_gib is not None and device.used_gib is not None:
             facts.append(f"{device.used_gib:.1f} of {device.memory_gib:.1f} GiB used")

@@ -15,6 +15,7 @@ import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.accelerators import MADE_UP_VARIABLE, AcceleratorFacts, accelerators_of, look_at_accelerators
 from roost.errors import ClusterError, Finding, Fix
 from roost.hardware import AcceleratorType
 from roost.hardware.accelerators import Device
@@ -41,7 +42,7 @@ class NodeInfo:
         memory_gib: Host memory.
         accelerators: Its accelerators, in the order of their ids.
         accelerator_type: Their vendor.
-        accelerators_are_real: Whether the driver library knows them, or only Ray's count does.
+        accelerators_are_real: Whether there is a driver to ask for them; if not, only Ray's count is known.
         interpreter: Path of the Python that runs workers.
         python_version: Its version.
         ray_version: Version of Ray.
@@ -50,6 +51,7 @@ class NodeInfo:
         clock_s: Its clock when it was measured, minus the driver's.
         hardware: Robots and other devices that registered types found on it.
         num_detected: How many accelerators the driver library sees, whatever Ray counts.
+        driver_error: How the driver library fails on it; empty where it works, or is not there.
     """
 
     ray_id: str
@@ -70,6 +72,7 @@ class NodeInfo:
     clock_s: float = 0.0
     num_detected: int = 0
     hardware: tuple[Hardware, ...] = ()
+    driver_error: str = ""
 
     @property
     def num_accelerators(self) -> int:
@@ -91,9 +94,16 @@ class NodeInfo:
         """Older name of ``address``."""
         return self.address
 
+    def without_faulty(self) -> str:
+        """What to do on the node so that its faulty accelerators are not used."""
+        healthy = ",".join(device.id for device in self.accelerators if not device.fault)
+        if not healthy:
+            return "repair this node, or leave it out of Ray"
+        return f"restart Ray there without it: {self.accelerator_type.visible_devices_variable}={healthy} ray start …"
+
     def as_node(self) -> Node:
         """The same as a node of a topology."""
-        first = self.accelerators[0] if self.accelerators else None
+        first = next((device for device in self.accelerators if not device.fault), None)
         return Node(
             self.rank,
             self.name,
@@ -148,21 +158,13 @@ def _measure(detectors: bytes) -> dict[str, Any]:
         for item in cls.detect()
     ]
 
-    devices: list[Device] = []
-    vendor = ""
-    for name in AcceleratorType.names():
-        kind = AcceleratorType.get(name)
-        devices = kind.detect() if kind is not None and kind.detect is not None else []
-        if devices:
-            vendor = name
-            break
+    raylet = _raylet_environment()
     return {
         "name": platform.node(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "devices": devices,
+        "accelerators": look_at_accelerators(raylet),
         "hardware": tuple(hardware),
-        "vendor": vendor,
-        "raylet_environment": _raylet_environment(),
+        "raylet_environment": raylet,
         "interpreter": sys.executable,
         "python_version": platform.python_version(),
         "ray_version": ray.__version__,
@@ -172,7 +174,7 @@ def _measure(detectors: bytes) -> dict[str, Any]:
 
 def _raylet_environment() -> dict[str, str]:
     """Variables of the node itself; in a worker Ray may have changed them."""
-    names = {RANK_VARIABLE} | {
+    names = {RANK_VARIABLE, MADE_UP_VARIABLE} | {
         kind.visible_devices_variable for name in AcceleratorType.names() if (kind := AcceleratorType.get(name))
     }
     try:
@@ -185,11 +187,8 @@ def _raylet_environment() -> dict[str, str]:
 
 def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> NodeInfo:
     resources: Mapping[str, float] = node["Resources"]
-    kind, count = _counted(resources, facts["vendor"])
-    devices, are_real = _devices(kind, count, facts)
-    model = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "")
-    if model:
-        devices = [device if device.model else replace(device, model=model) for device in devices]
+    seen: AcceleratorFacts = facts["accelerators"]
+    kind, devices, are_real = accelerators_of(resources, seen)
     labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != "ray.io/node-id"}
     return NodeInfo(
         ray_id=node["NodeID"],
@@ -198,8 +197,8 @@ def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> N
         is_head="node:__internal_head__" in resources,
         cpus=resources.get("CPU", 0.0),
         memory_gib=facts["memory_gib"],
-        accelerators=tuple(devices),
-        accelerator_type=kind if count else AcceleratorType.NO_ACCEL,
+        accelerators=devices,
+        accelerator_type=kind,
         accelerators_are_real=are_real,
         interpreter=facts["interpreter"],
         python_version=facts["python_version"],
@@ -207,33 +206,10 @@ def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> N
         wanted_rank=facts["raylet_environment"].get(RANK_VARIABLE, ""),
         labels=labels,
         clock_s=facts["clock"] - now,
-        num_detected=len(facts["devices"]),
+        num_detected=len(seen.devices),
+        driver_error=seen.driver_error,
         hardware=facts["hardware"],
     )
-
-
-def _counted(resources: Mapping[str, float], vendor: str) -> tuple[AcceleratorType, int]:
-    """Whose accelerators Ray counts on a node, and how many."""
-    measured = AcceleratorType.get(vendor) if vendor else None
-    if measured is not None and resources.get(measured.ray_resource):
-        return measured, int(resources[measured.ray_resource])
-    for name in AcceleratorType.names():
-        kind = AcceleratorType.get(name)
-        if kind is not None and kind.ray_resource != "GPU" and resources.get(kind.ray_resource):
-            return kind, int(resources[kind.ray_resource])
-    return AcceleratorType.NVIDIA, int(resources.get("GPU", 0))
-
-
-def _devices(kind: AcceleratorType, count: int, facts: Mapping[str, Any]) -> tuple[list[Device], bool]:
-    """The accelerators that Ray counts: as the driver library knows them, where it does."""
-    visible = facts["raylet_environment"].get(kind.visible_devices_variable)
-    ids = [item.strip() for item in visible.split(",") if item.strip()] if visible else []
-    if len(ids) != count:
-        ids = [str(i) for i in range(count)]
-    known = {device.id: device for device in facts["devices"]} | {d.uuid: d for d in facts["devices"]}
-    if ids and all(item in known for item in ids):
-        return [replace(known[item], id=item) for item in ids], True
-    return [Device(item) for item in ids], False
 
 
 def order_nodes(nodes: Sequence[NodeInfo], order: str = "address") -> list[NodeInfo]:

@@ -21,6 +21,7 @@ class Device:
         used_gib: How much of that is in use.
         pids: Processes that use it.
         busy: Share of the last moments in which it computed, from 0 to 1; ``None`` where that cannot be told.
+        fault: Why it cannot be used, such as ``GPU is lost``; empty where nothing is known against it.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Device:
     used_gib: float | None = None
     pids: tuple[int, ...] = ()
     busy: float | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class AcceleratorType:
         ray_resource: The name under which Ray counts them.
         environment: Further variables that every worker on such accelerators gets.
         noun: What people call one of them.
-        detect: Finds them on this node through the driver library; loads it only when called.
+        detect: Finds them on this node through the driver library, those that do not answer with their fault; loads
+            it only when called. It returns nothing where there is no driver, and raises where the driver fails.
         visible_uuids: What a process with this environment really sees, by uuid. It leaves the calling process able
             to fork and to choose its own context, and raises ``ClusterError`` where the driver fails.
         usage: How much of each accelerator of this node is used now; cheap enough to ask every second.

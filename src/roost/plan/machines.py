@@ -55,13 +55,16 @@ class MachineChange:
 
 
 def device_uuids(machines: Any) -> tuple[tuple[str, ...], ...]:
-    """The UUIDs of every node's accelerators; empty for a node whose driver does not tell, or for a topology."""
+    """The UUIDs of every node's accelerators; empty for a node whose driver does not tell, or for a topology.
+
+    An accelerator that does not answer has an empty UUID.
+    """
     topology = Topology.of(machines)
     measured: Callable[[int], Any] | None = getattr(machines, "get_node_info", None)
     if measured is None:
         return ((),) * topology.num_nodes
     uuids = [tuple(device.uuid for device in measured(node.rank).accelerators) for node in topology.nodes]
-    return tuple(found if all(found) else () for found in uuids)
+    return tuple(found if any(found) else () for found in uuids)
 
 
 def fingerprint(topology: Topology, uuids: Uuids = ()) -> str:
@@ -105,7 +108,7 @@ class _Side:
     def __init__(self, nodes: Sequence[Node], uuids: Uuids) -> None:
         self.nodes = nodes
         self.uuids = [tuple(uuids[i]) if i < len(uuids) else () for i in range(len(nodes))]
-        self.by_uuid = {uuid: rank for rank, found in enumerate(self.uuids) for uuid in found}
+        self.by_uuid = {uuid: rank for rank, found in enumerate(self.uuids) for uuid in found if uuid}
         self.by_address = _only_ones([node.address for node in nodes])
         self.by_name = _only_ones([node.name for node in nodes])
 
@@ -166,7 +169,9 @@ def _facts(ours: _Side, theirs: _Side, rank: int, at: int) -> Iterator[MachineCh
     if len(planned_uuids) == len(found_uuids):
         for local, (planned, found) in enumerate(zip(planned_uuids, found_uuids, strict=True)):
             if planned != found:
-                yield MachineChange("fact", (rank,), f"{mine.accelerator_type.noun} {local}", planned, found)
+                yield MachineChange(
+                    "fact", (rank,), f"{mine.accelerator_type.noun} {local}", planned or "none", found or "none"
+                )
 
 
 def _cards(rank: int, mine: Node, other: Node) -> Iterator[MachineChange]:

@@ -90,6 +90,8 @@ class LocalRay:
 
     def _add(self, rank: int, node: Node) -> None:
         """Starts a raylet; one after another, since Ray loses track of nodes started at once."""
+        from roost.cluster.accelerators import MADE_UP_VARIABLE
+
         count, resource = node.num_accelerators, node.accelerator_type.ray_resource
         arguments: dict[str, Any] = {"num_gpus": count} if resource == "GPU" else {"resources": {resource: count}}
         self._nodes[rank] = self._cluster.add_node(
@@ -97,7 +99,7 @@ class LocalRay:
             num_cpus=int(node.cpus) if node.cpus else self._cpus,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
-            env_vars=dict(self._env_vars.get(rank, {})) or None,
+            env_vars={MADE_UP_VARIABLE: node.accelerator_type.name, **self._env_vars.get(rank, {})},
             **arguments,
         )
         # Older Rays join a driver to the node that was started last; it belongs on the head.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.cluster.nodes import NodeInfo
-from roost.errors import AttestationError, Finding, LaunchError
+from roost.errors import AttestationError, Finding, Fix, LaunchError
 from roost.hardware.accelerators import Device
 from roost.plan import ComponentPlan, Plan, Process
 from roost.worker.strangers import Stranger, findings_of
 
-__all__ = ["Attestation", "Binding", "check_strangers", "compare"]
+__all__ = ["Attestation", "Binding", "check_faults", "check_strangers", "compare"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,30 @@ def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo],
             )
     if findings:
         raise AttestationError(findings)
+
+
+def check_faults(nodes: Sequence[NodeInfo], processes: Sequence[Process]) -> None:
+    """Refuses accelerators that do not work, for processes that would use or see them.
+
+    Raises:
+        LaunchError: With every such accelerator.
+    """
+    wanted: dict[int, set[str]] = {}
+    for placement in (process.placement for process in processes):
+        wanted.setdefault(placement.cluster_node_rank, set()).update(placement.visible_accelerators)
+    findings = [
+        Finding(
+            "W114",
+            f"node {rank} ({nodes[rank].address}), {_name(nodes[rank], device)} cannot be used: {device.fault}",
+            rule="a worker is shown accelerators that work: CUDA may fail for all of them where one is lost",
+            fixes=(Fix(nodes[rank].without_faulty()),),
+        )
+        for rank, ids in sorted(wanted.items())
+        for device in nodes[rank].accelerators
+        if device.fault and device.id in ids
+    ]
+    if findings:
+        raise LaunchError(findings)
 
 
 def check_strangers(

@@ -85,12 +85,13 @@ class Host:
         context = ray.get_runtime_context()
         variable = self._type.visible_devices_variable if self._type else ""
         ask = self._type.visible_uuids if self._type and asks_driver else None
-        uuids, driver_error = None, ""
+        holders = self._type.holders if self._type and looks_for_strangers else None
+        uuids, strangers, driver_error = None, [], ""
         try:
             uuids = ask() if ask is not None else None
+            strangers = find_strangers(holders(), own) if holders is not None else []
         except ClusterError as error:
             driver_error = str(error.findings[0])
-        holders = self._type.holders if self._type and looks_for_strangers else None
         attestation = Attestation(
             self._rank,
             context.get_node_id(),
@@ -99,7 +100,7 @@ class Host:
             sys.executable,
             os.environ.get(variable) if variable else None,
             tuple(uuids) if uuids is not None else None,
-            tuple(find_strangers(holders(), own)) if holders is not None else (),
+            tuple(strangers),
             driver_error,
         )
         return attestation, self._port.port if self._port else 0

@@ -26,7 +26,7 @@ from roost.cluster.plans import pack_plan
 from roost.errors import ClusterError, Finding, Fix, LaunchError
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
-from roost.worker.binding import Attestation, Binding, check_strangers, compare
+from roost.worker.binding import Attestation, Binding, check_faults, check_strangers, compare
 from roost.worker.context import WorkerContext
 from roost.worker.group import WorkerGroup, end_workers
 from roost.worker.host import Host
@@ -126,6 +126,7 @@ class _Launch:
 
     def run(self) -> WorkerGroup:
         self._check_plan()
+        check_faults(self.nodes, self.processes)
         self._take_name()
         try:
             self._reserve()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from roost.errors import ClusterError, Finding
@@ -16,39 +19,109 @@ from roost.hardware.accelerators import AcceleratorType, Device, Holder, Usage, 
 PROBE_TIMEOUT_S = 60.0
 """Seconds that CUDA may take to start; without persistence mode it initialises all GPUs of the node first."""
 
+PCI_DEVICES = "/sys/bus/pci/devices"
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+SICK = frozenset({11, 15, 16, 999})
+"""What NVML returns for a GPU that needs repair: interrupt issue, lost, reset required, unknown error."""
 
-def _detect() -> list[Device]:
-    """All GPUs of this node, from the driver library, whatever this process is shown of them."""
+
+def _initialised() -> Any:
+    """The driver library (NVML), initialised; ``None`` on a node without NVIDIA GPUs.
+
+    Raises:
+        ClusterError: Where the library is there and fails, or is missing for a GPU that is on the bus.
+    """
     try:
         import pynvml
     except ImportError:
-        return []
+        return None
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except pynvml.NVMLError as error:
+        if error.value == LIBRARY_NOT_FOUND or (error.value == DRIVER_NOT_LOADED and not _has_gpu_on_bus()):
+            return None  # also a node without a GPU whose image has NVIDIA's packages
+        raise _failure(f"nvmlInit: {error}") from None
+    return pynvml
+
+
+def _has_gpu_on_bus() -> bool:
+    """Whether the kernel lists a graphics or compute device (class 0x03) of NVIDIA (vendor 0x10de) on the PCI bus."""
+    for device in Path(PCI_DEVICES).glob("*"):
+        try:
+            if (device / "vendor").read_text().strip() == "0x10de" and (device / "class").read_text().startswith(
+                "0x03"
+            ):
+                return True
+        except OSError:  # it was removed meanwhile
+            continue
+    return False
+
+
+def _detect() -> list[Device]:
+    """All GPUs of this node, from the driver library, whatever this process is shown of them.
+
+    A GPU that the library counts and that does not answer is in the list, with its fault. A partitioned GPU (MIG) is
+    in the list as its instances; the first has the GPU's number, because that is what CUDA takes the number for.
+    """
+    nvml = _initialised()
+    if nvml is None:
         return []
     try:
-        devices = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-            users = _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-            devices.append(
-                Device(
-                    str(index),
-                    str(pynvml.nvmlDeviceGetUUID(handle)),
-                    str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
-                    None if memory is None else _gib(memory.total),
-                    None if memory is None else _gib(memory.used),
-                    tuple(sorted(user.pid for user in users or ())),
-                    _busy(handle),
-                )
-            )
-        return devices
-    except pynvml.NVMLError:
-        return []
+        return [device for index in range(_count(nvml)) for device in _devices(nvml, index)]
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
+
+
+def _count(nvml: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError as error:
+        raise _failure(f"nvmlDeviceGetCount: {error}") from None
+
+
+def _devices(nvml: Any, index: int) -> list[Device]:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        parts = _instances(nvml, handle)
+        if parts is None:
+            return [_device(nvml, handle, str(index))]
+        if not parts:
+            return [Device(str(index), fault="it is partitioned (MIG), and has no instances")]
+        found = [_device(nvml, part, "") for part in parts]
+        return [replace(device, id=device.uuid if number else str(index)) for number, device in enumerate(found)]
+    except nvml.NVMLError as error:
+        return [Device(str(index), fault=str(error))]
+
+
+def _device(nvml: Any, handle: Any, name: str) -> Device:
+    memory = _told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    users = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    return Device(
+        name,
+        str(nvml.nvmlDeviceGetUUID(handle)),
+        str(nvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA "),
+        None if memory is None else _gib(memory.total),
+        None if memory is None else _gib(memory.used),
+        tuple(sorted(user.pid for user in users or ())),
+        _busy(nvml, handle),
+    )
+
+
+def _instances(nvml: Any, handle: Any) -> list[Any] | None:
+    """The instances of a partitioned GPU; ``None`` where it is not partitioned."""
+    try:
+        is_partitioned = nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+        places = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_partitioned else 0
+    except (AttributeError, nvml.NVMLError):  # most GPUs, and older libraries, know no partitions
+        return None
+    if not is_partitioned:
+        return None
+    parts = []
+    for place in range(places):
+        part = _told(nvml, functools.partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, index=place), handle)
+        parts += [part] if part is not None else []
+    return parts
 
 
 def _visible_uuids() -> list[str]:
@@ -85,21 +158,22 @@ def _failure(message: str) -> ClusterError:
     return ClusterError([Finding("R114", f"NVIDIA's driver does not tell which GPUs there are: {message}")])
 
 
-def _told(question: Callable[[Any], Any], handle: Any) -> Any:
-    """What the library answers; nothing where it does not for this GPU, such as for one that is cut in slices."""
-    import pynvml
+def _told(nvml: Any, question: Callable[[Any], Any], handle: Any) -> Any:
+    """What the library answers; nothing where it does not for this GPU, such as for one that is cut in slices.
 
+    An answer that means that the GPU itself is sick is raised.
+    """
     try:
         return question(handle)
-    except pynvml.NVMLError:
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) in SICK:
+            raise
         return None
 
 
-def _busy(handle: Any) -> float | None:
+def _busy(nvml: Any, handle: Any) -> float | None:
     """Share of the last moments in which a GPU computed."""
-    import pynvml
-
-    rates = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    rates = _told(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return None if rates is None else float(rates.gpu / 100)
 
 
@@ -107,40 +181,50 @@ def _gib(size: int) -> float:
     return round(size / 2**30, 1)
 
 
-@functools.cache
-def _known_devices() -> list[tuple[str, str, Any]]:
-    """Number, UUID and handle of each GPU. The library stays open: opening it costs more than all questions."""
-    try:
-        import pynvml
+_kept: Any = None
 
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [(str(index), str(pynvml.nvmlDeviceGetUUID(handle)), handle) for index, handle in enumerate(handles)]
-    except Exception:  # not there, or no driver behind it
-        return []
+
+def _answering() -> Iterator[tuple[str, str, Any]]:
+    """Number, UUID and handle of each GPU that answers. The library stays open: opening it costs more than questions.
+
+    Nothing else is kept, and no failure: a driver that was reloaded, or a GPU that was reset, is found again.
+    """
+    global _kept
+    _kept = _kept or _initialised()
+    for index in range(_count(_kept) if _kept else 0):
+        try:
+            handle = _kept.nvmlDeviceGetHandleByIndex(index)
+            uuid = str(_kept.nvmlDeviceGetUUID(handle))
+        except _kept.NVMLError:
+            continue
+        yield str(index), uuid, handle
 
 
 def _usage() -> list[Usage]:
     """Memory and utilisation of all GPUs of this node; those that do not answer are left out."""
     found = []
-    for index, uuid, handle in _known_devices():
-        import pynvml
-
-        memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        if memory is not None:
-            found.append(Usage(index, uuid, _gib(memory.total), _gib(memory.used), _busy(handle)))
+    with contextlib.suppress(ClusterError):
+        for index, uuid, handle in _answering():
+            with contextlib.suppress(_kept.NVMLError):
+                memory = _told(_kept, _kept.nvmlDeviceGetMemoryInfo, handle)
+                if memory is not None:
+                    busy = _busy(_kept, handle)
+                    found.append(Usage(index, uuid, _gib(memory.total), _gib(memory.used), busy))
     return found
 
 
 def _holders() -> list[Holder]:
-    """Who holds memory of the GPUs of this node."""
-    found = []
-    for _, uuid, handle in _known_devices():
-        import pynvml
+    """Who holds memory of the GPUs of this node; of those that answer.
 
-        for user in _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
-            used = None if user.usedGpuMemory is None else _gib(user.usedGpuMemory)
-            found.append(Holder(uuid, int(user.pid), used))
+    Raises:
+        ClusterError: Where the driver library fails.
+    """
+    found = []
+    for _, uuid, handle in _answering():
+        with contextlib.suppress(_kept.NVMLError):
+            for user in _told(_kept, _kept.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+                used = None if user.usedGpuMemory is None else _gib(user.usedGpuMemory)
+                found.append(Holder(uuid, int(user.pid), used))
     return found
 
 
