@@ -97,6 +97,6 @@ def test_doctor_finds_made_up_nodes_well(four_nodes: LocalRay) -> None:
 
 def test_nothing_to_ask(tmp_path: Path) -> None:
     for command in ("status", "doctor"):
-        done = run(command, RAY_ADDRESS="", TMPDIR=str(tmp_path))
+        done = run(command, RAY_ADDRESS="", XDG_RUNTIME_DIR=str(tmp_path))
         assert done.returncode == 2
         assert "error[U105]" in done.stderr

@@ -266,8 +266,7 @@ def test_trouble_is_2(arguments, code, write, tmp_path, capsys, monkeypatch, pla
 
 def test_live_needs_a_ray(write, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # jobs of others leave no notes here
     assert main(["diff", str(write(JOB)), "live"]) == 2
     assert "error[U105]" in capsys.readouterr().err
 
