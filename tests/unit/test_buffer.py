@@ -455,6 +455,40 @@ def saved(tmp_path):
     return tmp_path / "saved"
 
 
+def test_what_is_given_back_is_as_it_was_before_somebody_wrote_into_it(tmp_path):
+    buffer = DataBuffer(4)
+    whole = group("a", finish="abort")
+    whole.samples[0].extra["turns"] = [1]
+    before = pickle.loads(pickle.dumps(whole))  # noqa: S301
+    buffer.put_partial([whole])
+    (taken,) = buffer.take_partial(1)
+    taken.samples[0].output_ids += [8, 9]  # and died before log probabilities and versions
+    taken.samples[0].extra["turns"].append(2)
+    taken.samples.pop()
+    taken.data["text"] = "another"
+    buffer.save(tmp_path / "saved")
+    again = DataBuffer(4)
+    again.load(tmp_path / "saved")
+    assert again.take_partial(1) == [before]
+    assert buffer.give_back(["a"]) == 1
+    assert buffer.take_partial(1) == [before]
+
+
+@dataclass
+class Named(Sample):
+    name: str = ""
+
+
+def test_a_copy_keeps_classes_and_shares_nothing():
+    one = SampleGroup("a", {"list": [1]}, [Named([1], name="x")])
+    other = one.copy()
+    assert other == one
+    assert type(other.samples[0]) is Named
+    other.samples[0].prompt_ids.append(2)
+    other.data["list"].append(2)
+    assert one == SampleGroup("a", {"list": [1]}, [Named([1], name="x")])
+
+
 def test_a_file_that_was_cut_off_anywhere_is_refused(tmp_path):
     path = saved(tmp_path)
     content = path.read_bytes()

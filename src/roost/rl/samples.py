@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,19 @@ class SampleGroup:
     def oldest_version(self) -> int | None:
         """The oldest weights that made a token of it; ``None`` where no token is marked."""
         return min([min(sample.versions) for sample in self.samples if sample.versions], default=None)
+
+    def copy(self) -> SampleGroup:
+        """Return a copy that shares nothing that can change."""
+        if type(self) is not SampleGroup or any(type(sample) is not Sample for sample in self.samples):
+            return copy.deepcopy(self)
+        samples = [
+            Sample(
+                list(one.prompt_ids), list(one.output_ids), list(one.logprobs), list(one.versions),
+                one.index, one.finish_reason, one.reward, copy.deepcopy(one.extra),
+            )
+            for one in self.samples
+        ]  # fmt: skip
+        return SampleGroup(self.id, copy.deepcopy(self.data), samples)
 
     def to_json(self) -> dict[str, Any]:
         """A mapping of plain values."""

@@ -152,8 +152,11 @@ class Shelves:
         return len(new)
 
     def take_partial(self, max_count: int, who: str) -> list[SampleGroup]:
-        """Hands out the first ones, and keeps them in mind."""
-        return _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who)
+        """Hand out the first ones, and keep copies: whoever goes on with them writes into their samples."""
+        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who)
+        for group in groups:
+            self.partial_out[group.id].group = group.copy()
+        return groups
 
     # The whole -----------------------------------------------------------------------------
 
