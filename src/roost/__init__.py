@@ -27,6 +27,7 @@ _ROOMS = {
     "roost.errors": (
         "AttestationError",
         "CallTimeoutError",
+        "CheckpointError",
         "ClusterError",
         "ConfigError",
         "Finding",
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from roost.config import load_config as load_config
     from roost.errors import AttestationError as AttestationError
     from roost.errors import CallTimeoutError as CallTimeoutError
+    from roost.errors import CheckpointError as CheckpointError
     from roost.errors import ClusterError as ClusterError
     from roost.errors import ConfigError as ConfigError
     from roost.errors import Finding as Finding

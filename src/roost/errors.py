@@ -321,6 +321,10 @@ class WorkerError(RoostError, RuntimeError):
         return (type(self), fields)
 
 
+class CheckpointError(RoostError, RuntimeError):
+    """A trainer's checkpoint cannot be written or read."""
+
+
 class CallTimeoutError(RoostError, TimeoutError):
     """A call did not end in time; it says what it waited for: ranks that are still at it, who holds what."""
 

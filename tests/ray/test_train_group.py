@@ -57,9 +57,15 @@ def test_every_verb_goes_to_all_ranks(train: TrainGroup, tmp_path: Path) -> None
     assert len(train.offload()) == len(train.onload()) == 3
     assert train.clear_memory() == [None] * 3
     assert train.workers.sums().wait() == before
-    train.save(str(tmp_path / "saved.pt"))
-    saved = torch.load(tmp_path / "saved.pt", weights_only=True)["model"]
-    assert int(saved["steps"]) == 2
+    train.save(str(tmp_path / "saved"))
+    [file] = (tmp_path / "saved").glob("state-*/*")
+    assert int(torch.load(file, weights_only=True)["model"]["steps"]) == 2
+    train.train(1.0)
+    assert train.workers.sums().wait() != before
+    train.load(str(tmp_path / "saved"))
+    assert train.workers.sums().wait() == before
+    with pytest.raises(roost.WorkerError, match=r"CheckpointError: .*W302.*no save has ended there"):
+        train.load(str(tmp_path))
 
 
 def test_async_forms_return_references_to_values(train: TrainGroup) -> None:
@@ -68,7 +74,7 @@ def test_async_forms_return_references_to_values(train: TrainGroup) -> None:
     assert ray.get(refs) == [6.0] * 3
     assert ray.get(train.async_eval("x")) == [(0, "x"), (1, "x"), (2, "x")]
     assert ray.get(train.async_init(5)) == ["cpu"] * 3
-    for verb in ("save", "offload", "onload", "clear_memory"):
+    for verb in ("save", "load", "offload", "onload", "clear_memory"):
         assert callable(getattr(train, f"async_{verb}"))
     with pytest.raises(AttributeError, match=r"\.workers\.sums\(\)"):
         train.sums()

@@ -15,7 +15,7 @@ PLANNING = [
     "load_config", "register_hardware",
 ]  # fmt: skip
 BESIDE_THEM = [
-    "AttestationError", "CallTimeoutError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "GenerationError", "Hardware", "LaunchError",
+    "AttestationError", "CallTimeoutError", "CheckpointError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "GenerationError", "Hardware", "LaunchError",
     "Layout", "Lock", "PlanDiff", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
     "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "diff_plans", "plan_transfer", "register_accelerator",
     "resolve_layout", "stable_order_key",

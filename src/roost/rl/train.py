@@ -17,6 +17,7 @@ from roost.cluster import Cluster
 from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
 from roost.rl.memory import HostCopies, device_storages
+from roost.rl.train_state import load_trainer, save_trainer
 from roost.rl.weights.buffers import dtype_name
 from roost.rl.weights.channels import Channel, WeightDescription
 from roost.rl.weights.ends import WeightSender
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainGroup", "TrainWorker"]
 
 DISTRIBUTED_TIMEOUT_S = 600.0
-_VERBS = ("init", "train", "eval", "save", "offload", "onload", "clear_memory")
+_VERBS = ("init", "train", "eval", "save", "load", "offload", "onload", "clear_memory")
 
 
 class TrainWorker(Worker):
@@ -50,12 +51,14 @@ class TrainWorker(Worker):
     Attributes:
         model: What is trained. Its parameters and buffers are what engines get, and what is offloaded.
         optimizer: Its optimizer; its state is offloaded too.
+        global_step: A count for the worker's own use, such as of training steps; saved and loaded with the model.
         tensor_parallel: Size of the tensor-parallel groups of this trainer.
         pipeline_parallel: Number of its pipeline stages.
     """
 
     model: torch.nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
+    global_step: int = 0
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
 
@@ -84,12 +87,33 @@ class TrainWorker(Worker):
         raise NotImplementedError(f"{type(self).__name__} does not say how it is judged: define eval()")
 
     def save(self, path: str) -> None:
-        """Saves model and optimizer; rank 0 does, since all data-parallel ranks have the same."""
-        if self.rank == 0 and self.model is not None:
-            state: dict[str, Any] = {"model": self.model.state_dict()}
-            if self.optimizer is not None:
-                state["optimizer"] = self.optimizer.state_dict()
-            torch.save(state, path)
+        """Write model, optimizer and ``global_step`` to a folder; all ranks call this together.
+
+        Each tensor-parallel rank of each pipeline stage writes what it holds; of data-parallel replicas, the first
+        one does. The folder's previous checkpoint counts until the new one is whole. Waiting for other ranks ends
+        at the timeout of ``torch.distributed``.
+
+        Args:
+            path: A folder that all ranks see.
+
+        Raises:
+            CheckpointError: The checkpoint could not be written (W301), on every rank. The previous one is whole.
+        """
+        save_trainer(self, path)
+
+    def load(self, path: str) -> None:
+        """Take model, optimizer and ``global_step`` from a folder that :meth:`save` wrote; all ranks call this together.
+
+        ``init`` has made model and optimizer before. The number of data-parallel replicas may have changed.
+
+        Args:
+            path: The folder.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole or does not fit (W302), on every rank. All ranks keep what
+                they had.
+        """
+        load_trainer(self, path)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """What engines get, by the names that they know: parameters and buffers of the model."""
@@ -213,7 +237,7 @@ class TrainWorker(Worker):
 class TrainGroup:
     """All ranks of a trainer, commanded as one.
 
-    ``init``, ``train``, ``eval``, ``save``, ``offload``, ``onload`` and ``clear_memory`` go to all
+    ``init``, ``train``, ``eval``, ``save``, ``load``, ``offload``, ``onload`` and ``clear_memory`` go to all
     ranks at once and return their values in rank order; ``async_init`` and so on return the
     references at once. Arguments go to every rank as they are, or one each as ``PerRank([...])``.
 
@@ -232,6 +256,7 @@ class TrainGroup:
     train: Callable[..., list[Any]]
     eval: Callable[..., list[Any]]
     save: Callable[..., list[Any]]
+    load: Callable[..., list[Any]]
     offload: Callable[..., list[Any]]
     onload: Callable[..., list[Any]]
     clear_memory: Callable[..., list[Any]]
@@ -239,6 +264,7 @@ class TrainGroup:
     async_train: Callable[..., list[ray.ObjectRef]]
     async_eval: Callable[..., list[ray.ObjectRef]]
     async_save: Callable[..., list[ray.ObjectRef]]
+    async_load: Callable[..., list[ray.ObjectRef]]
     async_offload: Callable[..., list[ray.ObjectRef]]
     async_onload: Callable[..., list[ray.ObjectRef]]
     async_clear_memory: Callable[..., list[ray.ObjectRef]]
