@@ -246,7 +246,7 @@ class RolloutManager:
             train: The trainer.
             pause: What happens to generation while engines change over. ``wait``: running requests are
                 finished first. ``abort``: they return what there is of them. ``keep``: they go on with
-                the new weights; each token says which made it.
+                the new weights, and each token says which version made it; SGLang finishes them first.
 
         Raises:
             RolloutError: Where the weights do not fit, or were not sent. Engines keep what they have.
