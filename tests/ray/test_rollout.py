@@ -34,6 +34,7 @@ from rl_parts import (
 )
 
 import roost
+from roost.cluster.warden import remember, start_of
 from roost.rl.engine import EnginePlace
 from roost.rl.handles import EngineHandle
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
@@ -42,7 +43,6 @@ from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
 from roost.testing import LocalRay
 from roost.worker.lane import LaneClient, LaneServer
-from roost.worker.warden import remember
 from roost.worker.watch import Watcher
 
 PARAMS = {"max_new_tokens": 16, "temperature": 1.0}
@@ -114,7 +114,7 @@ def smalls(rollout: RolloutManager) -> list[EngineHandle]:
 
 def descendants(pid: int) -> list[int]:
     known: dict[int, str] = {}
-    remember(pid, known)
+    remember(pid, start_of(pid) or "", known)
     return list(known)
 
 

@@ -15,11 +15,11 @@ from rl_parts import Started, asked, check_complete, routed
 from vllm_parts import CONTEXT, OPTIONS, VOCABULARY, Learner
 
 import roost
+from roost.cluster.warden import remember, start_of
 from roost.rl.client import EngineClient
 from roost.rl.handles import EngineHandle
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup
-from roost.worker.warden import remember
 
 JOB = {
     "cluster": {
@@ -78,7 +78,7 @@ def processes_of(engine: EngineHandle) -> dict[int, str]:
     """The processes of an engine, the worker's among them, and their command lines."""
     (state,) = engine.group.states(range(engine.first, engine.first + 1), timeout=10.0)
     known: dict[int, str] = {}
-    remember(state["pid"], known)
+    remember(state["pid"], start_of(state["pid"]) or "", known)
     found = {state["pid"]: "worker"}
     for pid in known:
         try:

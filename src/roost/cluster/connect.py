@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from roost.cluster.guards import guard_embedded_ray
 from roost.cluster.runtime_folder import open_private, runtime_folder
 from roost.errors import ClusterError, Finding, Fix
 
@@ -50,6 +51,8 @@ def connect(address: str | None, namespace: str, attach: bool) -> bool:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         message = f"cannot join the Ray at {wanted}: {reason}" if wanted else f"Ray cannot be started: {reason}"
         raise ClusterError([Finding("R108", message)]) from error
+    if wanted in (None, "local"):
+        guard_embedded_ray(ray._private.worker._global_node.get_session_dir_path(), removes_folder=False)
     return True
 
 

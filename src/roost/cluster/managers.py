@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.cluster.guards import guard_actor
 from roost.cluster.manager_calls import ask_managers, note_node
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ports import lease_ports
@@ -40,6 +41,7 @@ class _Managers:
     """Runs as one actor: nodes, workers, collective groups and the ledger of a job."""
 
     def __init__(self, nodes: Sequence[NodeInfo], topology: Topology, owner: Mapping[str, Any]) -> None:
+        self._warden = guard_actor()
         self._nodes = list(nodes)
         self._topology = topology
         self._owner = dict(owner)
@@ -53,6 +55,7 @@ class _Managers:
         self._reservations: dict[int, str] = {}  # token → Ray's id of the job that asked
 
     def owner(self) -> dict[str, Any]:
+        self._warden.poll()  # the process that made the warden independent has ended
         return self._owner
 
     # Nodes ---------------------------------------------------------------------------------

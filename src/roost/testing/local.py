@@ -77,12 +77,15 @@ class LocalRay:
         self._undo.enter_context(_environment({**_ENVIRONMENT, "RAY_TMPDIR": folder}))
         from ray.cluster_utils import Cluster as RayCluster
 
+        from roost.cluster.guards import guard_embedded_ray
+
         self._cluster = RayCluster(initialize_head=False, shutdown_at_exit=True)
         self._undo.callback(self._cluster.shutdown)
         self._undo.callback(_disconnect)
         order = list(range(1, self.topology.num_nodes))
         if self._shuffle is not None:
             random.Random(self._shuffle).shuffle(order)  # noqa: S311
+        guard_embedded_ray(folder, removes_folder=True)
         for rank in [0, *order]:
             self._add(rank, self.topology.nodes[rank])
         self.address = self._cluster.address
@@ -147,7 +150,7 @@ def local_ray(
             cluster = roost.Cluster(num_nodes=4)
 
     Every node has an address of its own (127.0.0.2, 127.0.0.3, …) and as many made-up accelerators
-    as it says. Everything is gone at exit.
+    as it says. Everything is gone at exit, also when this process is killed.
 
     Args:
         machines: A topology or its short text.

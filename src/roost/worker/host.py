@@ -13,22 +13,20 @@ import contextlib
 import inspect
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray import cloudpickle
 
+from roost.cluster.guards import guard_actor
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import ClusterError
 from roost.hardware import AcceleratorType
-from roost.worker import warden
 from roost.worker.binding import Attestation
 from roost.worker.calls import CONSTRUCTOR, CallRecord
 from roost.worker.context import WorkerContext, install_context
@@ -57,17 +55,8 @@ class Host:
         self._looping = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lane: LaneServer | None = None
-        marker = uuid.uuid4().hex
-        os.environ["ROOST_WORKER"] = marker
         set_environment(environment)
-        self._warden = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-I", "-S", str(warden.__file__), str(os.getpid()), marker],
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", "")},
-        )
+        self._warden = guard_actor()
 
     # Control lane --------------------------------------------------------------------------
 
