@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import statistics
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.launching import Row
 from roost import Engine, EngineOutput, Router
+from roost.rl.keys import VARIABLE, headers_of, make_key
 
 WARM_UP = 100
 REQUESTS = 1500
@@ -33,9 +35,9 @@ class Echo(Engine):
         self.version = version
 
 
-def _ask(connection: http.client.HTTPConnection) -> float:
+def _ask(connection: http.client.HTTPConnection, headers: Mapping[str, str]) -> float:
     start = time.perf_counter()
-    connection.request("POST", "/generate", BODY, {"Content-Type": "application/json"})
+    connection.request("POST", "/generate", BODY, headers)
     answer = connection.getresponse()
     answer.read()
     if answer.status != 200:
@@ -50,16 +52,19 @@ def _row(name: str, routed_s: float, direct_s: float) -> Row:
 def measure_router() -> list[Row]:
     """Median and 99th percentile of one request after another, in turn directly and through the router."""
     command = [sys.executable, "-m", "roost.rl.serve", "benchmarks.routing:Echo"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, Router() as router:
+    key = make_key()
+    env = {**os.environ, VARIABLE: key}
+    headers = {"Content-Type": "application/json", **headers_of(key)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server, Router(key=key) as router:
         try:
             lines = iter(server.stderr or ())
             url = next(line.split()[1] for line in lines if line.startswith("ready "))
-            router.add(url)
+            router.add(url, key)
             ways = [http.client.HTTPConnection(urlsplit(way).netloc) for way in (router.url, url)]
             found: list[list[float]] = [[], []]
             for number in range(WARM_UP + REQUESTS):
                 for way, times in zip(ways, found, strict=True):
-                    took_s = _ask(way)
+                    took_s = _ask(way, headers)
                     if number >= WARM_UP:
                         times.append(took_s)
             for way in ways:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from roost import RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup, TrainWorker
+from roost.rl.keys import headers_of
 
 JOB = {"cluster": {"component_placement": {
     "actor": {"placement": "0", "gpu_share": 0.8}, "rollout": {"placement": "0", "gpu_share": 0.2},
@@ -122,7 +123,9 @@ def engine(tensors: int, mib: float, **options: Any) -> functools.partial[BigEng
 
 
 def info(rollout: RolloutManager) -> Any:
-    with urllib.request.urlopen(f"{rollout.engines[0].url}/get_server_info", timeout=60) as answer:  # noqa: S310
+    engine = rollout.engines[0]
+    request = urllib.request.Request(f"{engine.url}/get_server_info", headers=headers_of(engine.key))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         return json.loads(answer.read())
 
 

@@ -22,12 +22,14 @@ import torch.distributed as dist
 from roost.plan import TensorShards
 from roost.rl.engine import Engine, EngineOutput, EnginePlace
 from roost.rl.handles import EngineHandle
+from roost.rl.keys import VARIABLE, headers_of
 from roost.rl.rollout import RolloutManager
 from roost.rl.samples import Sample, SampleGroup
 from roost.rl.torch_engine import TorchEngine
 from roost.rl.train import TrainWorker
 
 HERE = Path(__file__).parent
+SERVED_KEY = "the-key-of-an-engine-elsewhere"
 VOCABULARY = 32
 CUT = {"embed.weight": 1, "head.weight": 1, "scale": 0}
 """Tensors that tensor-parallel ranks cut, and along which dimension."""
@@ -325,7 +327,8 @@ def told(engine: Any, member: int = 0) -> dict[str, Any]:
 
 def asked(engine: Any) -> dict[str, Any]:
     """What an engine says where it serves."""
-    with urllib.request.urlopen(f"{engine.url}/get_server_info", timeout=30) as answer:  # noqa: S310
+    request = urllib.request.Request(f"{engine.url}/get_server_info", headers=headers_of(engine.key))  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
         return dict(json.loads(answer.read()))
 
 
@@ -336,12 +339,13 @@ def served() -> Engine:
 
 @contextmanager
 def serving(folder: Path, port: int = 0) -> Iterator[str]:
-    """An engine by itself, outside of any job; its URL."""
+    """An engine by itself, outside of any job, with the key ``SERVED_KEY``; its URL."""
     log = folder / "served.log"
     with log.open("w") as file:
         child = subprocess.Popen(
             [sys.executable, "-m", "roost.rl.serve", "rl_parts:served", "--port", str(port)],
             cwd=HERE,
+            env={**os.environ, VARIABLE: SERVED_KEY},
             stderr=file,
             stdout=file,
         )

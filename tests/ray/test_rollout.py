@@ -16,6 +16,7 @@ import pytest
 from processes import alive, ray_state, wait_for
 from ray_drivers import Driver
 from rl_parts import (
+    SERVED_KEY,
     Pair,
     Polite,
     Sick,
@@ -488,7 +489,10 @@ def test_nothing_to_start(job: roost.Cluster, plan: roost.Plan) -> None:
 
 def test_external_engines_are_known_by_their_address(job: roost.Cluster, tmp_path: Path) -> None:
     plan = roost.Plan.resolve(job_of(actor="15"), job)
-    with serving(tmp_path) as url, RolloutManager(job, plan, {}, external=[f"{url}/"], name="elsewhere") as rollout:
+    with (
+        serving(tmp_path) as url,
+        RolloutManager(job, plan, {}, external={f"{url}/": SERVED_KEY}, name="elsewhere") as rollout,
+    ):
         assert [engine.url for engine in rollout.engines] == [url]
         assert routed(rollout) == [url]
         groups = rollout.generate(new_groups(3), PARAMS)

@@ -110,7 +110,7 @@ def named(rollout: RolloutManager, name: str) -> EngineHandle:
 
 
 def info(engine: EngineHandle) -> dict[str, Any]:
-    return dict(ask(f"{engine.url}/server_info"))
+    return dict(ask(f"{engine.url}/server_info", key=engine.key))
 
 
 def check_says(rollout: RolloutManager, seed: int, version: int) -> None:

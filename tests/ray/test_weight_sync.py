@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from processes import wait_for
 from rl_parts import (
+    SERVED_KEY,
     Pair,
     SlicedTrainer,
     Started,
@@ -73,7 +74,7 @@ def parts(job: roost.Cluster, plan: roost.Plan, folder: Path) -> Iterator[tuple[
     starting = Started(lambda: TrainGroup(job, SlicedTrainer, plan))
     with (
         serving(folder) as url,
-        RolloutManager(job, plan, engines, external=[url], sync_timeout_s=60) as rollout,
+        RolloutManager(job, plan, engines, external={url: SERVED_KEY}, sync_timeout_s=60) as rollout,
         starting.result() as train,
     ):
         train.init()

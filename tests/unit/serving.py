@@ -12,14 +12,17 @@ import pytest
 
 import roost
 from roost import RolloutError
+from roost.rl.keys import VARIABLE, headers_of
 
+KEY = "the-key-of-these-tests"
 SOURCES = [str(Path(roost.__file__).parents[1]), str(Path(__file__).parent)]
 
 
-def ask(method, url, body=None, raw=None):
+def ask(method, url, body=None, raw=None, key=KEY):
     """Status and answer, read as JSON where it is JSON."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
+    headers = {"Content-Type": "application/json", **headers_of(key)}
+    request = urllib.request.Request(url, data=data, method=method, headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             status, text = answer.status, answer.read()
@@ -38,7 +41,7 @@ def post(url, **body):
 
 def start_server(*arguments):
     """``roost.rl.serve`` as a process."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), VARIABLE: KEY}
     command = [sys.executable, "-m", "roost.rl.serve", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import save_file
-from serving import ask, deadline_in_flight, post, start_server, url_of
+from serving import KEY, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import VOCABULARY, Gated, samples_in, toy, until
 
 from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
@@ -26,14 +26,14 @@ from roost.rl.server import EngineServer
 @pytest.fixture(scope="module")
 def served():
     engine = TorchEngine(toy, context=64, length_multiple=16, batch_rows=8)
-    yield engine, engine.start(EnginePlace())
+    yield engine, engine.start(EnginePlace(key=KEY))
     engine.stop()
 
 
 @pytest.fixture
 def fresh():
     engine = TorchEngine(toy, context=64, length_multiple=16, batch_rows=8)
-    yield engine, engine.start(EnginePlace())
+    yield engine, engine.start(EnginePlace(key=KEY))
     engine.stop()
 
 
@@ -41,7 +41,7 @@ def fresh():
 def gated():
     module = Gated()
     engine = TorchEngine(lambda: module, context=64, length_multiple=16, batch_rows=4)
-    yield engine, module, engine.start(EnginePlace())
+    yield engine, module, engine.start(EnginePlace(key=KEY))
     module.is_free.set()
     engine.stop()
 
@@ -51,7 +51,7 @@ def client():
     clients = []
 
     def client(*args, **kwargs):
-        clients.append(EngineClient(*args, **kwargs))
+        clients.append(EngineClient(*args, **{"key": KEY, **kwargs}))
         return clients[-1]
 
     yield client
@@ -177,7 +177,9 @@ def test_a_client_that_hangs_up_takes_its_request_along(gated):
     where = urlsplit(url)
     body = b'{"input_ids": [1], "sampling_params": {"n": 9}}'
     with socket.create_connection((where.hostname, where.port)) as impatient:
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         impatient.sendall(head.encode() + body)
         until(lambda: engine.info()["num_running_samples"] == 4)
     until(lambda: samples_in(engine) == 0)
@@ -300,7 +302,7 @@ def test_weights_that_are_not_taken(fresh, tmp_path):
 def test_it_binds_beside_the_lease_that_holds_its_port():
     engine = TorchEngine(toy)
     with lease_ports() as lease:
-        url = engine.start(EnginePlace(server_port=lease.port))
+        url = engine.start(EnginePlace(server_port=lease.port, key=KEY))
         assert url == f"http://127.0.0.1:{lease.port}"
         assert ask("GET", f"{url}/health")[0] == 200
         engine.stop()
@@ -324,7 +326,7 @@ def test_stopping_answers_what_is_left_and_leaves_no_thread(client):
     before = set(threading.enumerate())
     module = Gated()
     engine = TorchEngine(lambda: module, batch_rows=2)
-    url = engine.start(EnginePlace())
+    url = engine.start(EnginePlace(key=KEY))
     one, results = client(url, attempts=1), []
     asking = threading.Thread(target=lambda: results.extend(one.generate_all([{"input_ids": [1]}], return_errors=True)))
     asking.start()
@@ -342,7 +344,7 @@ def test_stopping_answers_what_is_left_and_leaves_no_thread(client):
     one.close()
     assert set(threading.enumerate()) <= before
     with pytest.raises(RolloutError, match="stopped"):
-        engine.start(EnginePlace())
+        engine.start(EnginePlace(key=KEY))
 
 
 # An engine of one's own ----------------------------------------------------------------------
@@ -375,7 +377,7 @@ class Echo(Engine):
 def test_an_engine_of_three_methods(tmp_path, client):
     engine = Echo()
     engine.may_go.set()
-    url = engine.start(EnginePlace())
+    url = engine.start(EnginePlace(key=KEY))
     try:
         requests = [{"input_ids": [index, index + 1]} for index in range(20)]
         assert [a[0].output_ids for a in client(url).generate_all(requests)] == [[i + 1] * 2 for i in range(20)]
@@ -428,7 +430,7 @@ def test_many_requests_keep_their_order(served, client):
 
 def test_in_an_event_loop(served):
     async def both():
-        one = EngineClient(served[1])
+        one = EngineClient(served[1], key=KEY)
         request = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "seed": 1}}
         found = await asyncio.gather(one.generate([request]), one.generate([request] * 2))
         await one.aclose()
@@ -601,6 +603,7 @@ def test_what_cannot_be_served(name, monkeypatch, capsys):
     from roost.rl import serve
 
     monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("ROOST_SERVER_KEY", KEY)
     assert serve.main([name]) == 2
     error = capsys.readouterr().err
     assert "error[E109]" in error

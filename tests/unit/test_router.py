@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from serving import SOURCES, ask, deadline_in_flight, post, start_server, url_of
+from serving import KEY, SOURCES, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import Gated, toy, until
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine, lease_ports
@@ -18,14 +18,14 @@ SIZES = {"context": 64, "length_multiple": 16, "batch_rows": 8}
 
 @pytest.fixture(scope="module")
 def router():
-    with Router(health_period_s=1, worker_startup_s=3) as router:
+    with Router(health_period_s=1, worker_startup_s=3, key=KEY) as router:
         yield router
 
 
 @pytest.fixture(scope="module")
 def engines():
     engines = [TorchEngine(toy, **SIZES) for _ in range(2)]
-    yield [(engine, engine.start(EnginePlace())) for engine in engines]
+    yield [(engine, engine.start(EnginePlace(key=KEY))) for engine in engines]
     for engine in engines:
         engine.stop()
 
@@ -42,7 +42,7 @@ def empty(request):
 
 @pytest.fixture
 def client(router):
-    client = EngineClient(router.url)
+    client = EngineClient(router.url, key=KEY)
     yield client
     client.close()
 
@@ -60,19 +60,19 @@ def some_requests(count, tokens=4):
 def test_engines_come_and_go(router, engines):
     urls = sorted(url for _, url in engines)
     for url in urls:
-        assert router.add(f"{url}/").url == url
+        assert router.add(f"{url}/", KEY).url == url
     router.add(urls[0])  # again: nothing happens
     assert [(worker.url, worker.is_healthy) for worker in router.workers()] == [(url, True) for url in urls]
     router.remove(urls[0])
     router.remove(urls[0])
     assert [worker.url for worker in router.workers()] == urls[1:]
-    router.add(urls[0])
+    router.add(urls[0], KEY)
     assert len(router.workers()) == 2
 
 
 def test_samples_are_the_same_through_the_router(router, engines, client):
     for _, url in engines:
-        router.add(url)
+        router.add(url, KEY)
     requests = some_requests(24)
     direct = [engines[0][0].generate([r["input_ids"]], r["sampling_params"]) for r in requests]
     assert client.generate_all(requests) == direct
@@ -101,11 +101,11 @@ def test_an_engine_that_is_not_there(router, engines):
     with lease_ports() as lease:
         url = f"http://127.0.0.1:{lease.port}"
         with pytest.raises(RolloutError, match=f"cannot reach the engine at {url}") as error:
-            router.add(url)
+            router.add(url, KEY)
         assert error.value.codes == ("E107",)
         engine = TorchEngine(toy, **SIZES)
-        engine.start(EnginePlace(server_port=lease.port))
-        assert router.add(url).is_healthy
+        engine.start(EnginePlace(server_port=lease.port, key=KEY))
+        assert router.add(url, KEY).is_healthy
         router.remove(url)
         engine.stop()
 
@@ -113,8 +113,8 @@ def test_an_engine_that_is_not_there(router, engines):
 def test_a_removed_engine_finishes_what_it_has(router, client):
     module = Gated()
     engine = TorchEngine(lambda: module, **SIZES)
-    url = engine.start(EnginePlace())
-    router.add(url)
+    url = engine.start(EnginePlace(key=KEY))
+    router.add(url, KEY)
     results = []
     asking = threading.Thread(target=lambda: results.extend(client.generate_all(some_requests(1))))
     asking.start()
@@ -130,7 +130,7 @@ def test_a_removed_engine_finishes_what_it_has(router, client):
 def test_a_client_that_hangs_up_takes_its_request_along(router, client):
     module = Gated()
     engine = TorchEngine(lambda: module, **SIZES)
-    router.add(engine.start(EnginePlace()))
+    router.add(engine.start(EnginePlace(key=KEY)), KEY)
     assert "no answer before the deadline" in deadline_in_flight(client, some_requests(1))
     until(lambda: engine.info()["num_running_samples"] == 0)
     module.is_free.set()
@@ -142,8 +142,8 @@ def test_an_engine_killed_in_the_middle(router, engines, client):
     process = start_server("toy_models:slow", "--context", "64")
     url = url_of(process)
     engine, healthy = engines[0]
-    router.add(url)
-    router.add(healthy)
+    router.add(url, KEY)
+    router.add(healthy, KEY)
     requests = some_requests(16, tokens=20)
     results = []
     asking = threading.Thread(target=lambda: results.extend(client.generate_all(requests)))
@@ -165,7 +165,7 @@ def test_an_engine_killed_in_the_middle(router, engines, client):
 def test_two_routers_at_once(router, engines):
     with Router() as second:
         assert second.url != router.url
-        second.add(engines[0][1])
+        second.add(engines[0][1], KEY)
         assert router.workers() == []
         assert router.is_alive()
         assert second.is_alive()

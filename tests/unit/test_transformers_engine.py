@@ -238,8 +238,11 @@ def test_weights_from_a_directory_over_http(kind: str, make: Callable[..., Torch
     new = saved(tmp_path / "new", kind, seed=1, dtype=torch.bfloat16)
     index = json.loads((new / "model.safetensors.index.json").read_text())
     assert ("lm_head.weight" in index["weight_map"]) == (kind not in TIED)
-    url = engine.start(EnginePlace())
-    answer = ask(f"{url}/update_weights_from_disk", "POST", {"model_path": str(new), "weight_version": "3"})
+    place = EnginePlace()
+    url = engine.start(place)
+    answer = ask(
+        f"{url}/update_weights_from_disk", "POST", {"model_path": str(new), "weight_version": "3"}, key=place.key
+    )
     assert answer["success"] is True
     assert engine.version == 3
     (output,) = engine.generate([[1, 2]], {"max_new_tokens": 12, "seed": 1})

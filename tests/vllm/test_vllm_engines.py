@@ -148,7 +148,7 @@ def test_sampling_parameters(parts: Parts) -> None:
 
 def test_bad_requests_are_refused_and_harm_nobody(parts: Parts) -> None:
     one = engines(parts[1])[0]
-    client = EngineClient(one.url)
+    client = EngineClient(one.url, key=one.key)
     bad = [
         {"input_ids": [VOCABULARY]},
         {"input_ids": [1] * CONTEXT},

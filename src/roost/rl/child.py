@@ -18,6 +18,7 @@ from roost.cluster.log_files import describe_node, open_log
 from roost.cluster.runtime_folder import open_private
 from roost.errors import Finding, Fix, RolloutError, RoostError
 from roost.rl import leash
+from roost.rl.keys import headers_of
 
 __all__ = ["LOG_LINES", "ServerProcess", "ask", "opener"]
 
@@ -135,15 +136,29 @@ def _end_of(log: int) -> bytes:
 
 
 def ask(
-    url: str, method: str = "GET", body: Mapping[str, Any] | None = None, timeout_s: float = 60.0, code: str = "E111"
+    url: str,
+    method: str = "GET",
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    code: str = "E111",
+    *,
+    key: str = "",
 ) -> Any:
     """What a server answers, read as JSON where it is JSON; proxies are not asked.
 
+    Args:
+        url: What is asked.
+        method: The HTTP method.
+        body: Sent as JSON.
+        timeout_s: Seconds to wait for the connection, and for each part of the answer.
+        code: The code of errors.
+        key: The server's key.
+
     Raises:
-        RolloutError: Where it does not answer, or refuses; with what it said.
+        RolloutError: Where it does not answer, or refuses; with what it said. E113: it refuses the key.
     """
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **headers_of(key)}
     try:
         request = urllib.request.Request(url, method=method, data=data, headers=headers)  # noqa: S310
         with opener.open(request, timeout=timeout_s) as answer:
@@ -151,6 +166,10 @@ def ask(
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(2000).decode(errors="replace")
+        if error.code == 401:
+            what = "refuses the key that it was shown" if key else "asks for a key, and none is known"
+            fixes = (Fix("give it", 'RolloutManager(…, external={"http://…": KEY})'),)
+            raise RolloutError([Finding("E113", f"{method} {url} {what}", fixes=fixes)]) from None
         raise RolloutError([Finding(code, f"{method} {url} answered {error.code}: {said}")]) from None
     except (OSError, ValueError, HTTPException) as error:
         raise RolloutError([Finding(code, f"{method} {url} does not answer: {error}")]) from error

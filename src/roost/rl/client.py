@@ -17,6 +17,7 @@ import aiohttp
 
 from roost.errors import Finding, GenerationError, counted
 from roost.rl.engine import ENGINE_HEADER, EngineOutput
+from roost.rl.keys import headers_of
 from roost.rl.sampling import check_seeds
 
 __all__ = ["EngineClient"]
@@ -55,17 +56,26 @@ class EngineClient:
         attempts: How often a request is sent at most.
         timeout_s: How long a call may take, all attempts included.
         concurrency: How many requests of one call are under way at once.
+        key: The key of the router or the engines; a mapping gives the key of each URL.
 
     Attributes:
         urls: Where requests go: the router, or the engines that take turns.
         names: Names for URLs, for errors.
+        keys: The keys of URLs.
     """
 
     def __init__(
-        self, url: str | Sequence[str], attempts: int = 8, timeout_s: float = 1800.0, concurrency: int = 256
+        self,
+        url: str | Sequence[str],
+        attempts: int = 8,
+        timeout_s: float = 1800.0,
+        concurrency: int = 256,
+        *,
+        key: str | Mapping[str, str] = "",
     ) -> None:
         self.urls = [one.rstrip("/") for one in ([url] if isinstance(url, str) else url)]
         self.names: dict[str, str] = {}
+        self.keys = dict.fromkeys(self.urls, key) if isinstance(key, str) else dict(key)
         self.attempts = attempts
         self.timeout_s = timeout_s
         self.concurrency = concurrency
@@ -130,7 +140,7 @@ class EngineClient:
             try:
                 if not url:
                     raise OSError("no engine is alive")
-                status, text, name = await self._post(f"{url}/generate", body, until_s - time.monotonic())
+                status, text, name = await self._post(url, body, until_s - time.monotonic())
                 engine = f"{name} ({url})" if name else engine
                 if status == 200:
                     answer = json.loads(text)
@@ -160,9 +170,9 @@ class EngineClient:
         if session is None:
             connector = aiohttp.TCPConnector(limit=0)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector)
-        async with session.post(
-            url, data=body, headers={"Content-Type": "application/json"}, timeout=aiohttp.ClientTimeout(timeout_s)
-        ) as answer:
+        headers = {"Content-Type": "application/json", **headers_of(self.keys.get(url, ""))}
+        limit = aiohttp.ClientTimeout(timeout_s)
+        async with session.post(f"{url}/generate", data=body, headers=headers, timeout=limit) as answer:
             return answer.status, await answer.read(), unquote(answer.headers.get(ENGINE_HEADER, ""))
 
     # From plain threads ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roost.errors import Finding, RolloutError, counted
+from roost.rl.keys import make_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,7 @@ class EnginePlace:
         device: ``cpu``, or its first accelerator, such as ``cuda:0``.
         gpu_share: The part of each of its accelerators that the plan gives it; 1.0 where it does not say.
         transport: How the plan wants its weights to come, such as ``ipc``; empty where it does not say.
+        key: What its server asks every request for, except ``/health``; by default a new one.
     """
 
     name: str = "engine"
@@ -68,6 +70,7 @@ class EnginePlace:
     device: str = "cpu"
     gpu_share: float = 1.0
     transport: str = ""
+    key: str = field(default_factory=make_key, repr=False, compare=False)
 
     @property
     def log_name(self) -> str:
@@ -217,7 +220,8 @@ class Engine(abc.ABC):
             return ""
         from roost.rl.server import EngineServer
 
-        self._parts.server = EngineServer(self, place.host, place.server_port, f"{place.name}/{place.engine}")
+        name = f"{place.name}/{place.engine}"
+        self._parts.server = EngineServer(self, place.host, place.server_port, name, key=place.key)
         return self._parts.server.start()
 
     def shards(self) -> list[TensorShards]:

@@ -29,14 +29,17 @@ class Fleet:
         engines: All of them; those that come later are added to this list.
         hub: Calls the hub, where their router is.
         url: Of the router; empty: there is none.
+        key: Of the router.
 
     Attributes:
         client: Sends requests to the router, or to all engines that get requests in turn.
         changing: Held while engines come and go.
     """
 
-    def __init__(self, name: str, engines: list[EngineHandle | ExternalEngine], hub: HubLink, url: str) -> None:
-        self.client = EngineClient(url, concurrency=IN_FLIGHT)
+    def __init__(
+        self, name: str, engines: list[EngineHandle | ExternalEngine], hub: HubLink, url: str, key: str
+    ) -> None:
+        self.client = EngineClient(url, concurrency=IN_FLIGHT, key=key)
         self.changing = threading.RLock()
         self._engines = engines
         self._hub = hub
@@ -72,7 +75,7 @@ class Fleet:
         new = [engine for engine in engines if engine.url and not engine.is_registered]
         if self._url and new:
             with ThreadPoolExecutor(min(16, len(new))) as pool:
-                list(pool.map(lambda engine: self._hub.call("router", "add", engine.url), new))
+                list(pool.map(lambda engine: self._hub.call("router", "add", engine.url, engine.key), new))
         for engine in new:
             engine.is_registered = True
         self._route()
@@ -88,7 +91,9 @@ class Fleet:
         """Without a router, the client goes to all engines in turn."""
         self.client.names = {engine.url: engine.name for engine in self._engines if isinstance(engine, EngineHandle)}
         if not self._url:
-            self.client.urls = [engine.url for engine in self._engines if engine.is_registered]
+            registered = [engine for engine in self._engines if engine.is_registered]
+            self.client.keys.update({engine.url: engine.key for engine in registered})
+            self.client.urls = [engine.url for engine in registered]
 
     # Who is alive --------------------------------------------------------------------------
 

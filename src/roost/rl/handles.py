@@ -31,6 +31,7 @@ class EngineHandle:
         version: The weights that it serves; 0: those that it started with.
         is_alive: Whether it runs, as far as is known.
         incarnation: Counts its starts.
+        key: What its server asks for; another one with each start.
     """
 
     name: str
@@ -44,6 +45,7 @@ class EngineHandle:
     is_registered: bool = False
     incarnation: int = 1
     places: list[Any] = field(default_factory=list)
+    key: str = field(default="", repr=False)
 
     is_external = False
 
@@ -109,6 +111,7 @@ class ExternalEngine:
 
     Attributes:
         url: Where it serves.
+        key: What its server asks for, which its owner knows; empty: nothing.
     """
 
     url: str
@@ -116,6 +119,7 @@ class ExternalEngine:
     is_alive: bool = True
     is_registered: bool = False
     timeout_s: float = 300.0
+    key: str = field(default="", repr=False)
 
     is_external = True
     num_members = 1
@@ -176,16 +180,22 @@ class ExternalEngine:
     def health(self) -> str:
         """Empty where it answers that it can serve, else what it said."""
         try:
-            ask(f"{self.url}/health", timeout_s=5)
+            ask(f"{self.url}/health", timeout_s=5, key=self.key)
         except RolloutError as error:
             return error.findings[0].message
         return ""
 
     def ask_version(self) -> int:
-        """The version that it serves, which another job may have sent; 0 where it does not say."""
+        """The version that it serves, which another job may have sent; 0 where it does not say.
+
+        Raises:
+            RolloutError: It refuses the key (E113).
+        """
         try:
-            said = str(ask(f"{self.url}/get_model_info", timeout_s=5)["weight_version"])
-        except (RolloutError, KeyError, TypeError):
+            said = str(ask(f"{self.url}/get_model_info", timeout_s=5, key=self.key)["weight_version"])
+        except (RolloutError, KeyError, TypeError) as error:
+            if isinstance(error, RolloutError) and "E113" in error.codes:
+                raise
             return 0
         return int(said) if said.isdigit() else 0
 
@@ -195,7 +205,7 @@ class ExternalEngine:
         Raises:
             RolloutError: With what it answered.
         """
-        return ask(f"{self.url}/{route}", "POST", body, self.timeout_s, code="S203")
+        return ask(f"{self.url}/{route}", "POST", body, self.timeout_s, code="S203", key=self.key)
 
     def __repr__(self) -> str:
         return f"ExternalEngine({self.url}, version {self.version})"

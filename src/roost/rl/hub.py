@@ -46,12 +46,12 @@ _LATE = {"B102", "B103", "L101"}
 class Hub(Worker):
     """Holds what engines and trainers share; its children end with it."""
 
-    def __init__(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> None:
+    def __init__(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None, key: str = "") -> None:
         self._buffer = DataBuffer(capacity)
         self._lock = LeaseLock(lock_ttl_s)
         self._router: Router | None = None
         if router is not None:
-            self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
+            self._router = Router(host=str(ray.util.get_node_ip_address()), **{"key": key, **router})
             self._router.start()
 
     def status_note(self) -> str:

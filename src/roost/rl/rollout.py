@@ -27,6 +27,7 @@ from roost.rl.fleet import Fleet
 from roost.rl.generating import Generator
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import CONCURRENCY, BufferClient, Hub, HubLink, LockClient
+from roost.rl.keys import make_key
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
@@ -55,7 +56,7 @@ class RolloutManager:
         plan: The plan of the job.
         engine: Makes an engine, in the process of each of its members: a class without arguments, or
             ``functools.partial(TorchEngine, …)``. A mapping gives each component its own.
-        external: Addresses of engines that run elsewhere.
+        external: Addresses of engines that run elsewhere; a mapping gives the key that each of them asks for.
         capacity: How many groups of samples the buffer holds.
         router: Settings of the router, such as ``{"policy": "round_robin"}``; ``None``: no router.
         dp_size: Data-parallel ranks inside an engine: how many ports it needs.
@@ -67,6 +68,10 @@ class RolloutManager:
         lock_ttl_s: How long the lock outlives a holder that died.
         weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
+
+    Attributes:
+        url: Address of the router; empty without one.
+        key: What the router asks for: ``EngineClient(rollout.url, key=rollout.key)``.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class RolloutManager:
         plan: Plan,
         engine: Callable[[], Engine] | Mapping[str, Callable[[], Engine]],
         *,
-        external: Sequence[str] = (),
+        external: Sequence[str] | Mapping[str, str] = (),
         capacity: int = 1024,
         router: Mapping[str, Any] | None = {},
         dp_size: int = 1,
@@ -88,6 +93,7 @@ class RolloutManager:
     ) -> None:
         self.name = name
         self.version = 0
+        self.key = make_key()
         self._cluster = cluster
         self._plan = plan
         self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
@@ -109,7 +115,11 @@ class RolloutManager:
     # Starting ------------------------------------------------------------------------------
 
     def _start(
-        self, external: Sequence[str], capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None
+        self,
+        external: Sequence[str] | Mapping[str, str],
+        capacity: int,
+        lock_ttl_s: float,
+        router: Mapping[str, Any] | None,
     ) -> None:
         components = [component for component in self._plan.components if component.role == ROLE]
         if not components and not external:
@@ -133,15 +143,16 @@ class RolloutManager:
         self.url: str = self._hub.url().wait()[0]
         for future in started:
             self._engines += future.result()
-        self._engines += [self._starter.find_external(address) for address in external]
+        keys = external if isinstance(external, Mapping) else {}
+        self._engines += [self._starter.find_external(address, keys.get(address, "")) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._fleet = Fleet(self.name, self._engines, self._link, self.url)
+        self._fleet = Fleet(self.name, self._engines, self._link, self.url, self.key)
         self._fleet.register(self._engines)
         self._fleet.watch()
         self._generator = Generator(self.name, self._fleet, self.lock)
 
     def _launch_hub(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> WorkerGroup:
-        hub = GroupRequest(Hub, (capacity, lock_ttl_s, router)).launch(
+        hub = GroupRequest(Hub, (capacity, lock_ttl_s, router, self.key)).launch(
             self._cluster, NodePlacementStrategy([0]), name=f"{self.name}-hub", max_concurrency=CONCURRENCY
         )
         self._groups.append(hub)

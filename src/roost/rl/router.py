@@ -4,6 +4,11 @@ What it was seen to do (version 0.3.2):
 
 * It opens two ports, its own and one for Prometheus; with the default of the latter a second router on a
   machine does not start. Both are leased here. It binds beside the sockets that hold the leases.
+* With an API key it answers 401 to requests without it, for everything that generates, or lists or changes its
+  workers. Open remain ``/liveness``, ``/readiness``, ``/health``, ``/health_generate``, ``/v1/models``,
+  ``/get_server_info`` (counts), ``/engine_metrics`` (the workers' ``/metrics``), ``/get_model_info`` (passed on with
+  the caller's header, so workers refuse it) and the port for Prometheus, which names its workers.
+* It presents a worker's own key to that worker, and the header of its client to workers that have none.
 * Workers are added and removed in the background (202); those that cannot be reached fail after
   ``worker_startup_s``. A removed worker finishes what it has.
 * An engine that dies in the middle of a request: the request is sent to others, up to ``retries`` times in
@@ -33,13 +38,17 @@ from typing import Any
 
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import Finding, Fix, RolloutError, did_you_mean
+from roost.rl import router_process
 from roost.rl.child import LOG_LINES, ServerProcess, opener
 from roost.rl.engine import url_of
+from roost.rl.keys import VARIABLE, headers_of, make_key
 
 __all__ = ["RoutedWorker", "Router"]
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
 PERIOD_S = 0.05
+NO_KEY = "none"
+"""Presented to engines that have no key, which would be shown the router's otherwise."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,10 @@ class Router:
         retries: How often a request is tried in all.
         log_level: ``debug``, ``info``, ``warn`` or ``error``.
         options: More options of sglang-router, such as ``["--cache-threshold", "0.5"]``.
+        key: What requests to it must present; empty: a new one is made.
+
+    Attributes:
+        key: What requests to it must present.
     """
 
     def __init__(
@@ -84,12 +97,14 @@ class Router:
         retries: int = 5,
         log_level: str = "warn",
         options: Sequence[str] = (),
+        key: str = "",
     ) -> None:
         if policy not in POLICIES:
             near = did_you_mean(policy, POLICIES)
             fixes = (Fix("did you mean", f"policy={near!r}"),) if near else ()
             rule = f"policies: {', '.join(POLICIES)}"
             raise RolloutError([Finding("E106", f"the router has no policy {policy!r}", rule=rule, fixes=fixes)])
+        self.key = key or make_key()
         self._host = host
         self._startup_s = worker_startup_s
         self._options = [
@@ -126,12 +141,13 @@ class Router:
             return self.url
         self._lease = lease_ports(2)
         command = [
-            sys.executable, "-m", "sglang_router.launch_router",
+            sys.executable, str(router_process.__file__),
             "--host", self._host, "--port", str(self._lease.port),
-            "--prometheus-host", self._host, "--prometheus-port", str(self._lease.port + 1),
+            # It asks for no key and cannot be switched off: it is for users of this machine only.
+            "--prometheus-host", "127.0.0.1", "--prometheus-port", str(self._lease.port + 1),
             *self._options,
         ]  # fmt: skip
-        self._child = ServerProcess(command, name="the router", log_name="router")
+        self._child = ServerProcess(command, env={VARIABLE: self.key}, name="the router", log_name="router")
         self._child.start()
         try:
             self._wait(self._answers, timeout_s, "E106", "the router did not answer")
@@ -165,8 +181,13 @@ class Router:
         rows = [RoutedWorker(row["id"], row["url"], bool(row["is_healthy"]), int(row["load"])) for row in found]
         return sorted(rows, key=lambda worker: worker.url)
 
-    def add(self, url: str, timeout_s: float | None = None) -> RoutedWorker:
+    def add(self, url: str, key: str = "", timeout_s: float | None = None) -> RoutedWorker:
         """Adds an engine, and returns when it gets requests. One that is there already is left as it is.
+
+        Args:
+            url: The engine's base URL.
+            key: The engine's key, which the router presents with each request; empty: it has none.
+            timeout_s: Seconds to wait until the router has found the engine healthy.
 
         Raises:
             RolloutError: Where the engine does not answer in time, with what the router says (E107).
@@ -174,7 +195,8 @@ class Router:
         url = url.rstrip("/")
         with self._changing:
             known = self._find(url)
-            worker_id = known.id if known else str(self._ask("POST", "/workers", {"url": url}).get("worker_id", ""))
+            body = {"url": url, "api_key": key or NO_KEY}
+            worker_id = known.id if known else str(self._ask("POST", "/workers", body).get("worker_id", ""))
 
         def is_in() -> bool:
             found = self._find(url)
@@ -224,7 +246,7 @@ class Router:
             raise RolloutError([Finding("E106", "the router is not running")])
         request = urllib.request.Request(  # noqa: S310
             self.url + path, method=method, data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **headers_of(self.key)},
         )  # fmt: skip
         try:
             with opener.open(request, timeout=10) as answer:

@@ -1,5 +1,7 @@
 """``python -m roost.rl.serve module:factory``: an engine by itself, outside any job.
 
+Its key is read from the environment variable ``ROOST_SERVER_KEY``.
+
 The factory makes a torch module, an :class:`~roost.rl.engine.Engine`, or is a class of engines.
 """
 
@@ -14,8 +16,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from roost.errors import Finding, RolloutError, RoostError
+from roost.errors import Finding, Fix, RolloutError, RoostError
 from roost.rl.engine import Engine, EnginePlace
+from roost.rl.keys import VARIABLE
 
 __all__ = ["main"]
 
@@ -28,8 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: end.set())
     engine: Engine | None = None
     try:
+        key = _key()
         engine = _engine(asked)
-        url = engine.start(EnginePlace("served", host=asked.host, server_port=asked.port, device=asked.device))
+        place = EnginePlace("served", host=asked.host, server_port=asked.port, device=asked.device, key=key)
+        url = engine.start(place)
         sys.stderr.write(f"ready {url}\n")
         sys.stderr.flush()
         end.wait()
@@ -55,6 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-rows", type=int, default=8, help="sequences at once (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     return parser
+
+
+def _key() -> str:
+    """Take the key out of the environment, so that processes that the engine starts do not inherit it."""
+    key = os.environ.pop(VARIABLE, "")
+    if not key:
+        message = f"{VARIABLE} is not set: the key that requests to this server must present"
+        make = f"export {VARIABLE}=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')"
+        fixes = (Fix("make one", make), Fix("and give it to the job", 'RolloutManager(…, external={"http://…": KEY})'))
+        raise RolloutError([Finding("E113", message, fixes=fixes)])
+    return key
 
 
 def _engine(asked: argparse.Namespace) -> Engine:

@@ -3,6 +3,8 @@
 It runs in a thread of the engine's process. Requests are not queued here: each goes to the engine at
 once, and an engine that is paused or offloaded simply takes longer to answer. A client that hangs up
 takes its request with it.
+
+Every request must present the server's key, except ``GET /health``, which tells others nothing but a status.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 import roost
 from roost.cluster.ports import PortLease, lease_ports
 from roost.errors import Finding, Fix, RolloutError, RoostError, shown
 from roost.rl.engine import ENGINE_HEADER, Engine, url_of
+from roost.rl.keys import is_permitted, make_key
 
 __all__ = ["EngineServer"]
 
@@ -46,9 +50,13 @@ class EngineServer:
         host: The address to bind.
         port: A port that was leased for it; 0: one is leased here.
         name: Name of the engine, which answers carry in a header so that errors behind a router can name it.
+        key: What every request must present; empty: a new one is made, and is :attr:`key`.
     """
 
-    def __init__(self, engine: Engine, host: str = "127.0.0.1", port: int = 0, name: str = "engine") -> None:
+    def __init__(
+        self, engine: Engine, host: str = "127.0.0.1", port: int = 0, name: str = "engine", *, key: str = ""
+    ) -> None:
+        self.key = key or make_key()
         self._engine = engine
         self._host = host
         self._port = port
@@ -125,7 +133,10 @@ class EngineServer:
             await runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[web.middleware(_errors_as_json)])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[web.middleware(_errors_as_json), _check_of(self._is_permitted)],
+        )
         app.on_response_prepare.append(self._sign)
         for path in ("/get_model_info", "/model_info"):
             app.router.add_get(path, self._model_info)
@@ -146,9 +157,12 @@ class EngineServer:
             app.router.add_post(path, handler)
         return app
 
+    def _is_permitted(self, http: web.Request) -> bool:
+        return is_permitted(http.headers.get("Authorization"), self.key)
+
     async def _sign(self, http: web.Request, answer: web.StreamResponse) -> None:
         """Name the engine in its answers to requests: through a router a client cannot know which one answered."""
-        if http.path == "/generate":
+        if http.path == "/generate" and self._is_permitted(http):
             answer.headers[ENGINE_HEADER] = quote(self._name)
 
     # Generating ----------------------------------------------------------------------------
@@ -225,6 +239,8 @@ class EngineServer:
 
     async def _health(self, http: web.Request) -> web.Response:
         missing = await asyncio.to_thread(self._engine.health)
+        if missing and not self._is_permitted(http):
+            missing = "not healthy"
         return web.Response(status=503 if missing else 200, text=missing or "ok")
 
     async def _health_generate(self, http: web.Request) -> web.Response:
@@ -294,10 +310,23 @@ def _prompts(body: Mapping[str, Any]) -> tuple[list[list[int]], bool]:
     return ([ids] if is_single else ids), is_single
 
 
+def _check_of(is_permitted: Callable[[web.Request], bool]) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests without the key before their body is read, also for routes that do not exist."""
+        if (request.method, request.path) != ("GET", "/health") and not is_permitted(request):
+            raise web.HTTPUnauthorized
+        return await handler(request)
+
+    return check
+
+
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error as SGLang's servers say it; a traceback only in the log."""
     try:
         return await handler(request)
+    except web.HTTPUnauthorized:
+        return _answer(401, "the request does not present the key of this server")
     except web.HTTPException as error:
         return _answer(error.status, f"{request.method} {request.path}: {error.reason}")
     except RoostError as error:

@@ -13,6 +13,7 @@ from roost.plan import ComponentPlan, Plan
 from roost.rl.engine import Engine, EnginePlace
 from roost.rl.engine_worker import EngineWorker, MemberPorts
 from roost.rl.handles import EngineHandle, ExternalEngine
+from roost.rl.keys import make_key
 from roost.worker import GroupRequest, PerRank, WorkerGroup
 
 __all__ = ["EngineStarter"]
@@ -95,9 +96,9 @@ class EngineStarter:
         engine.is_alive = True
         return group
 
-    def find_external(self, address: str) -> ExternalEngine:
-        """An engine that runs elsewhere, once it is healthy."""
-        engine = ExternalEngine(address.rstrip("/"))
+    def find_external(self, address: str, key: str = "") -> ExternalEngine:
+        """An engine that runs elsewhere, once it is healthy; ``key``: what its server asks for."""
+        engine = ExternalEngine(address.rstrip("/"), key=key)
         deadline = time.monotonic() + self._timeout_s
         while (reason := engine.health()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -115,6 +116,7 @@ class EngineStarter:
         leases = [handle.call_all("lease", *self._ports) for handle in handles]
         starting = []
         for handle, lease in zip(handles, leases, strict=True):
+            handle.key = make_key()
             handle.places = _places(handle, lease.wait())
             starting.append(handle.call_all("start_engine", PerRank(handle.places)))
         for handle, result in zip(handles, starting, strict=True):
@@ -190,6 +192,7 @@ def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePl
             accelerators=tuple(handle.component.placements[handle.ranks[member]].visible_accelerators),
             gpu_share=1.0 if handle.component.gpu_share is None else handle.component.gpu_share,
             transport=handle.transport(member).value,
+            key=handle.key,
         )
         for member, leased in enumerate(ports)
     ]

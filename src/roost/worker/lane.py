@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
@@ -43,7 +43,7 @@ class LaneAddress:
 
     host: str
     port: int
-    key: bytes
+    key: bytes = field(repr=False)
 
 
 class LaneError(Exception):
