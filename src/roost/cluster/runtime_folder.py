@@ -11,7 +11,7 @@ import stat
 
 from roost.errors import ClusterError, Finding, Fix
 
-__all__ = ["open_private", "runtime_folder"]
+__all__ = ["open_private", "private_folder", "runtime_folder"]
 
 _SHARED = "/tmp"  # noqa: S108
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -28,7 +28,13 @@ def runtime_folder() -> str:
             accessible to other users; or it cannot be created.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    path = os.path.join(base, "roost") if _is_private_directory(base) else f"{_SHARED}/roost-{os.getuid()}"
+    return private_folder(
+        os.path.join(base, "roost") if _is_private_directory(base) else f"{_SHARED}/roost-{os.getuid()}"
+    )
+
+
+def private_folder(path: str) -> str:
+    """Return the path of a private folder, and create it where it does not exist; see :func:`runtime_folder`."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -79,10 +79,17 @@ class DataBuffer:
             fix = Fix("unfinished groups go to", "put_partial(groups)")
             raise RolloutError([Finding("B104", message, context=(some(unfinished),), rule=rule, fixes=(fix,))])
         entries = [Entry(group, group.oldest_version) for group in groups]
+        self._prepare(entries)
         return self._put_in_line(self._putters, self._shelves.add, entries, who, timeout_s)
 
     def take(
-        self, count: int, timeout_s: float | None = None, min_version: int | None = None, *, who: str = ""
+        self,
+        count: int,
+        timeout_s: float | None = None,
+        min_version: int | None = None,
+        *,
+        who: str = "",
+        ticket: str = "",
     ) -> list[SampleGroup]:
         """The ``count`` groups that were put first; waits until there are so many.
 
@@ -94,6 +101,7 @@ class DataBuffer:
             min_version: Waiting groups with a token of older weights are set aside, for :meth:`drain_stale`.
                 A group whose tokens carry no versions is never too old.
             who: A name for messages; else that of the thread.
+            ticket: A name of this call, for :meth:`undo_takes`.
 
         Raises:
             CallTimeoutError: Not so many in time (B103); nothing was taken.
@@ -107,15 +115,15 @@ class DataBuffer:
         def attempt(request: Request) -> list[SampleGroup] | None:
             if min_version is not None:
                 request.checked = self._shelves.set_aside(min_version, request.checked)
-            return self._shelves.take(count, request.who)
+            return self._shelves.take(count, request.who, ticket)
 
         groups: list[SampleGroup] = self._wait(self._takers, attempt, who, count, timeout_s)
         return groups
 
-    def drain_stale(self) -> list[SampleGroup]:
+    def drain_stale(self, *, ticket: str = "") -> list[SampleGroup]:
         """All groups that were set aside as too old; they are the caller's now, who may put them again."""
         with self._lock:
-            return self._shelves.drain_stale()
+            return self._shelves.drain_stale(ticket)
 
     def confirm(self, ids: Iterable[str]) -> int:
         """These groups were used: they leave, and their ids are remembered so that they do not come again.
@@ -153,6 +161,21 @@ class DataBuffer:
             self._serve()
             return moved
 
+    def undo_takes(self, tickets: Iterable[str]) -> int:
+        """Give back what the calls with these tickets took, because their answers were lost on the way.
+
+        Tickets of calls that took nothing, or whose groups came back since, are ignored.
+
+        Returns:
+            How many groups went back.
+        """
+        with self._lock:
+            moved = self._shelves.undo(list(tickets))
+            for request in self._takers.requests:
+                request.checked = -1
+            self._serve()
+            return moved
+
     # Partial groups ------------------------------------------------------------------------
 
     def put_partial(self, groups: Sequence[SampleGroup], timeout_s: float | None = None, *, who: str = "") -> int:
@@ -164,9 +187,10 @@ class DataBuffer:
         groups = list(groups)
         _check_batch(groups, self.partial_capacity, "partial capacity")
         entries = [Entry(group) for group in groups]
+        self._prepare(entries)
         return self._put_in_line(self._partial_putters, self._shelves.add_partial, entries, who, timeout_s)
 
-    def take_partial(self, max_count: int, *, who: str = "") -> list[SampleGroup]:
+    def take_partial(self, max_count: int, *, who: str = "", ticket: str = "") -> list[SampleGroup]:
         """Up to so many unfinished groups, to go on with before new prompts; empty where there are none.
 
         The buffer keeps a copy of what it hands out until the group comes back with :meth:`put` or
@@ -175,7 +199,7 @@ class DataBuffer:
         _check_positive(max_count=max_count)
         with self._lock:
             self._check_open()
-            return self._shelves.take_partial(max_count, who or threading.current_thread().name)
+            return self._shelves.take_partial(max_count, who or threading.current_thread().name, ticket)
 
     # The whole -----------------------------------------------------------------------------
 
@@ -250,6 +274,9 @@ class DataBuffer:
                 for request in line.requests:
                     request.settle(_closed())
                 line.requests.clear()
+
+    def _prepare(self, entries: Sequence[Entry]) -> None:
+        """Do what new entries need and takes time, before the lock is taken."""
 
     # Waiting -------------------------------------------------------------------------------
 

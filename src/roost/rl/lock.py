@@ -54,16 +54,24 @@ class LeaseLock:
     Args:
         ttl_s: A lease that was not renewed for so long ends, and the next one gets the lock.
         clock: Tells the time; for tests.
+        after_token: The lock replaces one that was lost, whose tokens were at most this. Its leases have ended, but
+            their holders may count on them for another ``ttl_s``: nobody else gets a lease before.
     """
 
-    def __init__(self, ttl_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ttl_s: float = 10.0, clock: Callable[[], float] = time.monotonic, *, after_token: int = 0
+    ) -> None:
         if not ttl_s > 0:
             raise RolloutError([Finding("L105", f"ttl_s is a number above 0, not {shown(ttl_s)}")])
         self.ttl_s = ttl_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._last_token = 0
+        self._last_token = after_token
         self._leases: dict[int, _Lease] = {}
+        if after_token:
+            now_s = clock()
+            holder = "holders under the lock before this one"
+            self._leases[after_token] = _Lease(after_token, "exclusive", holder, now_s, now_s + ttl_s)
         self._waiters: list[_Waiter] = []
         self._ended: OrderedDict[int, tuple[_Lease, str, float]] = OrderedDict()
 

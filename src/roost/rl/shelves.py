@@ -27,6 +27,9 @@ class Entry:
         number: Its place in the order of all puts.
         taker: Who took it last.
         taken_s: When that was.
+        ticket: The caller's name of that call.
+        packed: What a journal is to write of the group.
+        span: Where a journal has it.
     """
 
     group: SampleGroup
@@ -34,6 +37,9 @@ class Entry:
     number: int = -1
     taker: str = ""
     taken_s: float = 0.0
+    ticket: str = ""
+    packed: bytes = b""
+    span: tuple[int, int] | None = None
 
 
 class Shelves:
@@ -68,12 +74,12 @@ class Shelves:
         self.totals["repeated"] += len(entries) - len(new)
         return len(new)
 
-    def take(self, count: int, who: str) -> list[SampleGroup] | None:
+    def take(self, count: int, who: str, ticket: str = "") -> list[SampleGroup] | None:
         """Moves the first ones to those in flight."""
         if len(self.waiting) < count:
             return None
         self.totals["taken"] += count
-        return _hand_out(self.waiting, self.in_flight, count, who)
+        return _hand_out(self.waiting, self.in_flight, count, who, ticket)
 
     def set_aside(self, min_version: int, checked: int) -> int:
         """Moves what is too old to the stale shelf.
@@ -100,7 +106,7 @@ class Shelves:
             self.totals["stale"] += 1
         return self._next_number - 1
 
-    def drain_stale(self) -> list[SampleGroup]:
+    def drain_stale(self, ticket: str = "") -> list[SampleGroup]:
         """Empties the stale shelf."""
         groups = [entry.group for entry in self.stale.values()]
         self.stale.clear()
@@ -137,6 +143,12 @@ class Shelves:
         self.totals["given_back"] += moved
         return moved
 
+    def undo(self, tickets: Sequence[str]) -> int:
+        """Gives back what calls took whose callers never got it."""
+        wanted = set(tickets) - {""}
+        out = (*self.in_flight.items(), *self.partial_out.items())
+        return self.give_back([key for key, entry in out if entry.ticket in wanted])
+
     # Partial groups ------------------------------------------------------------------------
 
     def add_partial(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
@@ -151,9 +163,9 @@ class Shelves:
         self.totals["repeated"] += len(entries) - len(new)
         return len(new)
 
-    def take_partial(self, max_count: int, who: str) -> list[SampleGroup]:
+    def take_partial(self, max_count: int, who: str, ticket: str = "") -> list[SampleGroup]:
         """Hand out the first ones, and keep copies: whoever goes on with them writes into their samples."""
-        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who)
+        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who, ticket)
         for group in groups:
             self.partial_out[group.id].group = group.copy()
         return groups
@@ -217,12 +229,14 @@ def _number(entry: Entry) -> int:
     return entry.number
 
 
-def _hand_out(shelf: OrderedDict[str, Entry], out: dict[str, Entry], count: int, who: str) -> list[SampleGroup]:
+def _hand_out(
+    shelf: OrderedDict[str, Entry], out: dict[str, Entry], count: int, who: str, ticket: str
+) -> list[SampleGroup]:
     now_s = time.monotonic()
     groups = []
     for _ in range(count):
         key, entry = shelf.popitem(last=False)
-        entry.taker, entry.taken_s = who, now_s
+        entry.taker, entry.taken_s, entry.ticket = who, now_s, ticket
         out[key] = entry
         groups.append(entry.group)
     return groups
