@@ -100,7 +100,7 @@ def test_a_server_may_open_more_files_than_the_soft_limit_of_its_parent(tmp_path
 import os, resource, subprocess, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-subprocess.run([sys.executable, {leash.__file__!r}, str(os.getpid()), sys.executable, "-c", {code!r}], check=True)
+subprocess.run([sys.executable, {leash.__file__!r}, str(os.getpid()), "", sys.executable, "-c", {code!r}], check=True)
 print(hard)
 """
     done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, check=True)

@@ -86,7 +86,7 @@ def test_without_engines_requests_fail_and_say_so(router):
 
 def test_an_error_names_the_engine_behind_the_router(router, engines, client):
     engine = TorchEngine(toy, **SIZES)
-    router.add(engine.start(EnginePlace(name="small", engine=3)))
+    router.add(engine.start(EnginePlace(name="small", engine=3, key=KEY)), KEY)
     good, bad = some_requests(2)
     bad["input_ids"] = [999]
     with pytest.raises(RolloutError, match="out of range") as error:
