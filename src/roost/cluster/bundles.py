@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -43,7 +44,7 @@ class Bundles:
 
     def release(self) -> None:
         """Gives the accelerators back, and waits a moment until Ray counts them as free."""
-        if placement_group_table(self.placement_group).get("state") == "REMOVED":
+        if not ray.is_initialized() or placement_group_table(self.placement_group).get("state") == "REMOVED":
             return
         held = len(self.bundle_indices)
         before = _free_accelerators()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -17,12 +16,12 @@ from roost.cluster.connect import alive_nodes, connect, forget_job, remember_job
 from roost.cluster.manager_calls import answer_of, ask_managers, note_node
 from roost.cluster.managers import MANAGERS, NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers
 from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
+from roost.cluster.request import NAMESPACE, Request, seconds_from
 from roost.cluster.reserve import remove_holds
-from roost.errors import ClusterError, Finding, Fix, RoostError, counted
-from roost.source import Fields, as_tree
+from roost.errors import ClusterError, Finding, Fix, RoostError
 from roost.topology import CLUSTER, NodeGroup, Topology
 
-__all__ = ["Cluster", "seconds_from"]
+__all__ = ["Cluster"]
 
 NODE_TIMEOUT_S = 300.0
 RESERVE_TIMEOUT_S = 60.0
@@ -50,7 +49,7 @@ class Cluster:
         ClusterError: Saying what was there and what was missing.
     """
 
-    NAMESPACE: ClassVar[str] = "roost"
+    NAMESPACE: ClassVar[str] = NAMESPACE
     _live: ClassVar[Cluster | None] = None
 
     def __new__(  # noqa: D102
@@ -63,10 +62,11 @@ class Cluster:
         timeout_s: float | None = None,
         node_order: str | None = None,
     ) -> Cluster:
-        request = _Request.of(num_nodes, cluster_cfg, address, namespace, node_order)
+        request = Request.of(num_nodes, cluster_cfg, address, namespace, node_order)
         live = Cluster._live
         if live is not None and not live._is_connected():  # Ray was shut down, and the job with it
-            live = Cluster._live = None
+            live.close()
+            live = None
         if live is not None:
             is_named_otherwise = namespace is not None and namespace != live.namespace
             if request == live._request or (request.is_attach and not is_named_otherwise):
@@ -80,12 +80,14 @@ class Cluster:
         join_namespace(cluster._namespace)
         return cluster
 
-    def _open(self, request: _Request, cluster_cfg: Any, timeout_s: float | None) -> None:
+    def _open(self, request: Request, cluster_cfg: Any, timeout_s: float | None) -> None:
         self._request = request
         self._namespace = request.namespace
         self._groups: list[Any] = []
         self._bundles: list[Bundles] = []
         self._allocated: list[str] = []
+        self._closers: list[Callable[[], None]] = []
+        self._is_closed = False
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_NODE_TIMEOUT_S", NODE_TIMEOUT_S)
         self._owns_ray = connect(request.address, request.namespace, request.is_attach)
         self._connection = ray.get_runtime_context().get_worker_id()
@@ -110,7 +112,7 @@ class Cluster:
         self._nodes, self._topology, self._master_port = (ask_managers(handle, method) for method in methods)
         note_node(handle, self._nodes[0].address)
 
-    def _found(self, request: _Request, cluster_cfg: Any, timeout_s: float) -> None:
+    def _found(self, request: Request, cluster_cfg: Any, timeout_s: float) -> None:
         """Finds the nodes, measures them, and starts the managers."""
         started = time.monotonic()
         there = wait_for_nodes(request.num_nodes, timeout_s) if request.num_nodes else alive_nodes()
@@ -193,6 +195,7 @@ class Cluster:
         Raises:
             ReservationError: Naming node, accelerator and shortage.
         """
+        self.check_open()
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
         for rank in (*accelerators, *(cpus or ())):
             self._check_node(rank)
@@ -210,7 +213,9 @@ class Cluster:
         return int(found)
 
     def release(self, token: int) -> None:
-        """Gives a reservation back."""
+        """Gives a reservation back; all are given back when the cluster is closed."""
+        if not self.is_open:
+            return
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self.managers.release.remote(token))
 
@@ -227,6 +232,7 @@ class Cluster:
         Raises:
             ReservationError: Saying what is needed, registered and free, node by node.
         """
+        self.check_open()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ClusterError([Finding("R113", f"a number of bundles is from 1 up, not {count!r}")])
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
@@ -262,6 +268,7 @@ class Cluster:
         Raises:
             ClusterError: Where there is no such node or accelerator.
         """
+        self.check_open()
         node = self.get_node_info(node_id)
         if node.accelerators or gpu_id != 0:
             self._check_accelerator(node_id, gpu_id)
@@ -278,14 +285,59 @@ class Cluster:
         self._allocated.append(worker_name)
         return handle
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this cluster was not closed, and its connection to Ray has not ended."""
+        return not self._is_closed and self._is_connected()
+
+    def check_open(self) -> None:
+        """Raise an error if this cluster was closed, or its connection to Ray has ended.
+
+        Every call of Ray on behalf of a cluster is behind this check: a process that is not connected would be
+        connected by such a call, to whatever Ray runs on the machine.
+
+        Raises:
+            ClusterError: It is not open (R115).
+        """
+        if not self.is_open:
+            message = "the cluster was closed" if self._is_closed else "the connection of the cluster to Ray has ended"
+            raise ClusterError([Finding("R115", message, fixes=(Fix("make a new one", "Cluster(num_nodes=…)"),))])
+
+    def on_close(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Have :meth:`close` call a function first, also if Ray was shut down by then.
+
+        Returns:
+            A function that takes this back.
+        """
+        self._closers.append(action)
+
+        def forget() -> None:
+            with contextlib.suppress(ValueError):
+                self._closers.remove(action)
+
+        return forget
+
     def close(self) -> None:
-        """Ends every group of this process and, where the job is its own, the job."""
+        """End every group and thread of this process and, where the job is its own, the job. Safe to call twice.
+
+        Nothing of Roost calls Ray in this process afterwards.
+        """
         if Cluster._live is not self:
             return
         Cluster._live = None
         join_namespace("")
-        if not self._is_connected():  # Ray was shut down, and all that was here with it
-            return
+        try:
+            for action in reversed(self._closers):
+                with contextlib.suppress(RoostError, ray.exceptions.RayError):
+                    action()
+            if self._is_connected():  # else Ray was shut down, and all that was here with it
+                self._end_job()
+        finally:
+            self._is_closed = True
+            if self._owns_ray and self._is_connected():
+                ray.shutdown()
+
+    def _end_job(self) -> None:
         for group in list(self._groups):
             group.close()
         for bundles in self._bundles:
@@ -299,8 +351,6 @@ class Cluster:
             _wait_until_gone(self._namespace)
             remove_holds(self.managers._actor_id.hex())
             forget_job(self._namespace)
-        if self._owns_ray:
-            ray.shutdown()
 
     def __enter__(self) -> Cluster:
         return self
@@ -326,69 +376,6 @@ class Cluster:
         if not isinstance(node_rank, int) or not 0 <= node_rank < len(self._nodes):
             message = f"there is no node {node_rank}: nodes are 0-{len(self._nodes) - 1}"
             raise ClusterError([Finding("R112", message)])
-
-
-class _Request:
-    """What was asked for: two requests are the same where these are."""
-
-    def __init__(
-        self, num_nodes: int | None, namespace: str, address: str | None, node_order: str, section: Any
-    ) -> None:
-        self.is_attach = num_nodes is None
-        self.num_nodes = num_nodes or 0
-        self.namespace = namespace
-        self.address = address
-        self.node_order = node_order
-        self.section = section
-
-    @staticmethod
-    def of(
-        num_nodes: int | None, cluster_cfg: Any, address: str | None, namespace: str | None, node_order: str | None
-    ) -> _Request:
-        chosen = namespace or os.environ.get(NAMESPACE_VARIABLE) or Cluster.NAMESPACE
-        order = node_order or "address"
-        plain = None
-        if cluster_cfg is not None:
-            section = as_tree(cluster_cfg)
-            section = section.get("cluster") or section
-            plain = section.plain()
-            findings: list[Finding] = []
-            fields = Fields(section, findings, "the cluster section")
-            wanted = fields.integer("num_nodes", 0, 0)
-            order = node_order or fields.text("node_order") or "address"
-            if findings:
-                raise ClusterError(findings)
-            num_nodes = wanted if num_nodes is None else num_nodes
-        if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
-            message = f"num_nodes is a whole number from 0 (all nodes) up, not {num_nodes!r}"
-            raise ClusterError([Finding("R113", message)])
-        if order not in ("address", "name") and not order.startswith("label:"):
-            message = f"node_order is 'address', 'name' or 'label:KEY', not {order!r}"
-            raise ClusterError([Finding("R113", message)])
-        return _Request(num_nodes, chosen, address, order, plain)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Request) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __str__(self) -> str:
-        what = "attached" if self.is_attach else counted(self.num_nodes, "node") if self.num_nodes else "all nodes"
-        where = f", address {self.address}" if self.address else ""
-        config = ", by a cluster_cfg" if self.section is not None else ""
-        return f"{what}, namespace {self.namespace!r}, ordered by {self.node_order}{where}{config}"
-
-
-def seconds_from(variable: str, default: float) -> float:
-    """A number of seconds from an environment variable, or the default."""
-    text = os.environ.get(variable)
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        message = f"{variable} is a number of seconds, not {text!r}"
-        raise ClusterError([Finding("R113", message)]) from None
 
 
 def _wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:

@@ -24,7 +24,14 @@ def note_node(managers: ray.actor.ActorHandle, address: str) -> None:
 def ask_managers(
     managers: ray.actor.ActorHandle, method: str, *arguments: Any, timeout_s: float | None = ANSWER_S
 ) -> Any:
-    """Call a method of a job's managers and return its value; see :func:`answer_of`."""
+    """Call a method of a job's managers and return its value; see :func:`answer_of`.
+
+    Raises:
+        ClusterError: This process is not connected to Ray (R115); the call would connect it to any.
+    """
+    if not ray.is_initialized():
+        message = f"this process is not connected to Ray any more: {method}() was not done"
+        raise ClusterError([Finding("R115", message, fixes=(Fix("make a new cluster", "Cluster(num_nodes=…)"),))])
     return answer_of(managers, method, getattr(managers, method).remote(*arguments), timeout_s)
 
 

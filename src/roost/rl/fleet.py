@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from roost.errors import RoostError
+from roost.errors import ClusterError, RoostError
 from roost.rl.client import EngineClient
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import HubLink
@@ -19,6 +19,8 @@ IN_FLIGHT = 2048
 WATCH_S = 1.0
 ANSWER_S = 2.0
 """How long an engine's worker may take to say what it does; one that is silent is not dead."""
+STOP_S = 60.0
+"""Seconds to wait for the end of the thread: it calls Ray, and must not do so after the cluster is closed."""
 
 
 class Fleet:
@@ -53,14 +55,17 @@ class Fleet:
 
     def _watch(self) -> None:
         while not self._closed.wait(WATCH_S):
-            with contextlib.suppress(Exception):
+            try:
                 self.find_dead()
+            except Exception as error:
+                if isinstance(error, ClusterError) and "R115" in error.codes:
+                    return  # the cluster was closed, or its connection to Ray has ended
 
     def close(self) -> None:
-        """Looks after nobody any more."""
+        """Stop looking after the engines, and wait until the thread that does so has ended."""
         self._closed.set()
         if self._watcher.is_alive():
-            self._watcher.join(5.0)
+            self._watcher.join(STOP_S)
         self.client.close()
 
     # Who gets requests ---------------------------------------------------------------------
@@ -107,7 +112,7 @@ class Fleet:
         found = []
         with self.changing:
             for engine in self.alive:
-                if isinstance(engine, ExternalEngine):
+                if isinstance(engine, ExternalEngine) or self._closed.is_set():
                     continue
                 ranks = range(engine.first, engine.first + engine.num_members)
                 if any(state["state"] == "dead" for state in engine.group.states(ranks, timeout=ANSWER_S)):

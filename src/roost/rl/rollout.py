@@ -12,6 +12,7 @@ from typing import Any
 
 from roost.cluster import Cluster
 from roost.errors import (
+    ClusterError,
     Finding,
     Fix,
     RolloutError,
@@ -106,6 +107,7 @@ class RolloutManager:
         self._is_closed = False
         self._last_version = 0
         self._weights_folder = WeightsFolder(weights_folder)
+        self._forget_closing = cluster.on_close(self.close)
         try:
             self._start(external, capacity, lock_ttl_s, router)
         except BaseException:
@@ -390,6 +392,7 @@ class RolloutManager:
         if self._is_closed:
             return
         self._is_closed = True
+        self._forget_closing()
         if self._fleet is not None:
             self._fleet.close()
         if self._sync is not None:
@@ -408,7 +411,8 @@ class RolloutManager:
         stopping = []
         for engine in self._engines:
             if isinstance(engine, EngineHandle) and engine.is_alive:
-                stopping.append(engine.call_all("stop_engine"))
+                with contextlib.suppress(ClusterError):  # Ray has ended them, with the connection to the cluster
+                    stopping.append(engine.call_all("stop_engine"))
         deadline = time.monotonic() + STOP_S
         for result in stopping:
             with contextlib.suppress(RoostError):

@@ -64,6 +64,7 @@ class WorkerGroup:
             ClusterError: Where there is no such group; it names those that there are.
         """
         cluster = cluster or Cluster()
+        cluster.check_open()
         groups = ask_managers(cluster.managers, "get_groups")
         record = groups.get(name)
         if record is None or not record["workers"]:
@@ -103,6 +104,7 @@ class WorkerGroup:
         return self._chosen if self._chosen is not None else tuple(range(self.world_size))
 
     def _send(self, how: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[ray.ObjectRef]:
+        self._check_open()
         ranks = self._ranks
         differs = any(isinstance(value, PerRank) for value in (*args, *kwargs.values()))
         own_args, own_kwargs = args, dict(kwargs)
@@ -129,6 +131,8 @@ class WorkerGroup:
             WorkerError: Where one has none, or is gone.
         """
         missing = [rank for rank in ranks if rank not in self._lanes]
+        if missing:
+            self._check_open()
         for rank, ref in [(rank, self._handles[rank].open_lane.remote()) for rank in missing]:
             try:
                 self._lanes[rank] = LaneClient(ray.get(ref))
@@ -158,6 +162,8 @@ class WorkerGroup:
     def _has_ended(self, rank: int) -> bool:
         """Whether the last call through Ray has; the next one would overtake it in a lane while its arguments load."""
         ref = self._last.get(rank)
+        if ref is not None:
+            self._check_open()
         if ref is not None and not ray.wait([ref], timeout=0, fetch_local=False)[0]:
             return False
         self._last.pop(rank, None)
@@ -181,6 +187,7 @@ class WorkerGroup:
 
     def states(self, ranks: Sequence[int] | None = None, timeout: float = 5.0) -> list[dict[str, Any]]:
         """What each worker is doing; answers while they are busy."""
+        self._check_open()
         chosen = list(ranks) if ranks is not None else list(range(self.world_size))
         refs = [self._handles[rank].state.remote() for rank in chosen]
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout)
@@ -194,6 +201,7 @@ class WorkerGroup:
 
     def stacks(self, rank: int = 0, timeout: float = 10.0) -> str:
         """The stack of every thread of a worker, also while it is busy."""
+        self._check_open()
         return str(ray.get(self._handles[rank].stacks.remote(), timeout=timeout))
 
     @property
@@ -205,6 +213,9 @@ class WorkerGroup:
         """The node that a rank is on."""
         return self._node_ranks[rank]
 
+    def _check_open(self) -> None:
+        self._cluster.check_open()
+
     # Ending --------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -215,6 +226,9 @@ class WorkerGroup:
         if not self._is_open or self not in self._cluster._groups:
             return
         self._is_open = False
+        if not self._cluster.is_open:  # Ray has ended the workers
+            self._cluster._groups.remove(self)
+            return
         end_workers(self._handles)
         with contextlib.suppress(ClusterError):
             ask_managers(self._cluster.managers, "remove_group", self.name)
@@ -252,6 +266,8 @@ def _for_rank(value: Any, index: int, count: int) -> Any:
 
 def end_workers(handles: Sequence[ray.actor.ActorHandle]) -> None:
     """Kills actors, and waits until their names are free again."""
+    if not ray.is_initialized():  # they ended with the connection
+        return
     for handle in handles:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(handle)

@@ -20,9 +20,9 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster import Cluster, CollectiveManager
-from roost.cluster.cluster import seconds_from
 from roost.cluster.manager_calls import ask_managers
 from roost.cluster.plans import pack_plan
+from roost.cluster.request import seconds_from
 from roost.errors import ClusterError, Finding, Fix, LaunchError
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
@@ -85,6 +85,7 @@ class GroupRequest:
         if (plan is None) != (component is None) or (plan is not None and placement_strategy is not None):
             message = "a group is launched with a placement_strategy, or with a plan and a component of it"
             raise LaunchError([Finding("W106", message)])
+        cluster.check_open()
         chosen = name or component or self.cls.__name__
         if plan is None or component is None:
             component = chosen
@@ -342,6 +343,8 @@ class _Launch:
         collectives.register(self.name, binding.master_address, binding.master_port, len(workers))
 
     def _undo(self) -> None:
+        if not self.cluster.is_open:  # everything ended with the connection
+            return
         end_workers(self.handles)
         with contextlib.suppress(ClusterError):
             ask_managers(self.cluster.managers, "remove_group", self.name)

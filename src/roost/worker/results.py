@@ -46,6 +46,7 @@ class GroupResult:
             CallTimeoutError: Where the timeout ran out; it says who is still busy.
         """
         if self._values is None:
+            self._group._check_open()
             try:
                 self._values = ray.get(self.refs, timeout=timeout)
             except GetTimeoutError:
@@ -58,12 +59,14 @@ class GroupResult:
         """Whether every rank has finished, well or not."""
         if self._values is not None:
             return True
+        self._group._check_open()
         ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
         return len(ready) == len(self.refs)
 
     async def async_wait(self) -> list[Any]:
         """As :meth:`wait`, for code that runs in an event loop."""
         if self._values is None:
+            self._group._check_open()
             try:
                 self._values = list(await asyncio.gather(*self.refs))
             except RayError as error:
@@ -74,6 +77,7 @@ class GroupResult:
         rank_of = dict(zip(self.refs, self._ranks, strict=True))
         left = list(self.refs)
         while left:
+            self._group._check_open()
             ready, left = ray.wait(left, num_returns=1)
             for ref in ready:
                 try:

@@ -1,0 +1,83 @@
+"""What a caller asks of :class:`~roost.cluster.Cluster`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from roost.cluster.managers import NAMESPACE_VARIABLE
+from roost.errors import ClusterError, Finding, counted
+from roost.source import Fields, as_tree
+
+__all__ = ["Request", "seconds_from"]
+
+NAMESPACE = "roost"
+"""The namespace of jobs that choose none."""
+
+
+class Request:
+    """What was asked for: two requests are the same where these are."""
+
+    def __init__(
+        self, num_nodes: int | None, namespace: str, address: str | None, node_order: str, section: Any
+    ) -> None:
+        self.is_attach = num_nodes is None
+        self.num_nodes = num_nodes or 0
+        self.namespace = namespace
+        self.address = address
+        self.node_order = node_order
+        self.section = section
+
+    @staticmethod
+    def of(
+        num_nodes: int | None, cluster_cfg: Any, address: str | None, namespace: str | None, node_order: str | None
+    ) -> Request:
+        """Return the request of the arguments of :class:`~roost.cluster.Cluster`.
+
+        Raises:
+            ClusterError: An argument, or a value of the ``cluster`` section, is wrong.
+        """
+        chosen = namespace or os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
+        order = node_order or "address"
+        plain = None
+        if cluster_cfg is not None:
+            section = as_tree(cluster_cfg)
+            section = section.get("cluster") or section
+            plain = section.plain()
+            findings: list[Finding] = []
+            fields = Fields(section, findings, "the cluster section")
+            wanted = fields.integer("num_nodes", 0, 0)
+            order = node_order or fields.text("node_order") or "address"
+            if findings:
+                raise ClusterError(findings)
+            num_nodes = wanted if num_nodes is None else num_nodes
+        if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
+            message = f"num_nodes is a whole number from 0 (all nodes) up, not {num_nodes!r}"
+            raise ClusterError([Finding("R113", message)])
+        if order not in ("address", "name") and not order.startswith("label:"):
+            message = f"node_order is 'address', 'name' or 'label:KEY', not {order!r}"
+            raise ClusterError([Finding("R113", message)])
+        return Request(num_nodes, chosen, address, order, plain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        what = "attached" if self.is_attach else counted(self.num_nodes, "node") if self.num_nodes else "all nodes"
+        where = f", address {self.address}" if self.address else ""
+        config = ", by a cluster_cfg" if self.section is not None else ""
+        return f"{what}, namespace {self.namespace!r}, ordered by {self.node_order}{where}{config}"
+
+
+def seconds_from(variable: str, default: float) -> float:
+    """A number of seconds from an environment variable, or the default."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        message = f"{variable} is a number of seconds, not {text!r}"
+        raise ClusterError([Finding("R113", message)]) from None
