@@ -127,7 +127,7 @@ CARDS = (
 
 
 def node(count: int, facts: AcceleratorFacts) -> NodeInfo:
-    kind, devices, is_real = accelerators_of({"GPU": float(count), "CPU": 8.0}, facts)
+    kind, devices, is_real = accelerators_of({"GPU": float(count), "CPU": 8.0}, {}, facts)
     return NodeInfo(
         "id", "10.0.0.2", 0, accelerators=devices, accelerator_type=kind, accelerators_are_real=is_real,
         num_detected=len(facts.devices), driver_error=facts.driver_error,

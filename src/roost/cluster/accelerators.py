@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import glob
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roost.errors import RoostError
@@ -14,6 +15,8 @@ __all__ = ["MADE_UP_VARIABLE", "AcceleratorFacts", "accelerators_of", "look_at_a
 MADE_UP_VARIABLE = "ROOST_MADE_UP_ACCELERATORS"
 """Set on a raylet, to the name of a vendor: its accelerators are made up, whatever the computer really has."""
 
+LABEL = "ray.io/accelerator-type"
+
 
 @dataclass(frozen=True)
 class AcceleratorFacts:
@@ -24,6 +27,8 @@ class AcceleratorFacts:
         vendor: Whose driver library that is, or whose accelerators are made up here; empty where neither is.
         driver_error: How the driver library fails; empty where it works, or is not there.
         is_made_up: Whether the node says that its accelerators are made up.
+        likely_vendor: Whose GPUs the node has as far as its variables, Ray and kernel drivers tell; empty where they
+            tell nothing, as on most nodes of NVIDIA's.
         raylet_environment: Visible-devices variables of the raylet.
     """
 
@@ -31,6 +36,7 @@ class AcceleratorFacts:
     vendor: str = ""
     driver_error: str = ""
     is_made_up: bool = False
+    likely_vendor: str = ""
     raylet_environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -50,14 +56,52 @@ def look_at_accelerators(raylet_environment: Mapping[str, str]) -> AcceleratorFa
             return AcceleratorFacts(vendor=name, driver_error=text, raylet_environment=raylet_environment)
         if devices:
             return AcceleratorFacts(devices, name, raylet_environment=raylet_environment)
-    return AcceleratorFacts(raylet_environment=raylet_environment)
+    likely = _vendor_of_variables(raylet_environment) or _vendor_in_ray() or _vendor_of_files()
+    return AcceleratorFacts(likely_vendor=likely, raylet_environment=raylet_environment)
+
+
+def _vendors() -> Iterator[AcceleratorType]:
+    for name in AcceleratorType.names():
+        kind = AcceleratorType.get(name)
+        if kind is not None:
+            yield kind
+
+
+def _vendor_of_variables(raylet_environment: Mapping[str, str]) -> str:
+    """The vendor whose visible-devices variable the raylet has, where it has those of one vendor only.
+
+    Schedulers such as Slurm set the variables of all vendors. ``CUDA_VISIBLE_DEVICES`` is read by several.
+    """
+    variables = {kind.visible_devices_variable for kind in _vendors()} & set(raylet_environment)
+    owners = [kind.name for kind in _vendors() if {kind.visible_devices_variable} == variables]
+    return owners[0] if len(owners) == 1 else ""
+
+
+def _vendor_in_ray() -> str:
+    """The vendor whose GPUs Ray itself finds on this node, by the variable that Ray would set; empty for CUDA's."""
+    try:
+        from ray._private.accelerators import get_accelerator_manager_for_resource
+
+        variable = get_accelerator_manager_for_resource("GPU").get_visible_accelerator_ids_env_var()
+    except Exception:  # private to Ray; and its detection runs vendors' libraries
+        return ""
+    noset = f"RAY_EXPERIMENTAL_NOSET_{variable}"
+    owners = [kind.name for kind in _vendors() if noset in kind.noset_variables]
+    return owners[0] if len(owners) == 1 else ""
+
+
+def _vendor_of_files() -> str:
+    """The vendor whose kernel driver has made its device files here."""
+    return next((kind.name for kind in _vendors() if any(glob.glob(pattern) for pattern in kind.device_files)), "")
 
 
 def accelerators_of(
-    resources: Mapping[str, float], facts: AcceleratorFacts
+    resources: Mapping[str, float], labels: Mapping[str, str], facts: AcceleratorFacts
 ) -> tuple[AcceleratorType, tuple[Device, ...], bool]:
     """Return the vendor of the accelerators that Ray counts on a node, these accelerators, and whether they are real."""
-    kind, count = _counted(resources, facts.vendor)
+    models = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
+    models += [labels[LABEL]] if labels.get(LABEL) else []
+    kind, count = _counted(resources, models, facts)
     if not count:
         return AcceleratorType.NO_ACCEL, (), False
     visible = facts.raylet_environment.get(kind.visible_devices_variable)
@@ -66,20 +110,30 @@ def accelerators_of(
         ids = [str(i) for i in range(count)]
     is_real = kind.name == facts.vendor and not facts.is_made_up
     devices = [_device(item, facts) if is_real else Device(item) for item in ids]
-    model = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "")
+    model = models[0] if models else ""
     return kind, tuple(device if device.model else replace(device, model=model) for device in devices), is_real
 
 
-def _counted(resources: Mapping[str, float], vendor: str) -> tuple[AcceleratorType, int]:
-    """Whose accelerators Ray counts on a node, and how many."""
-    measured = AcceleratorType.get(vendor) if vendor else None
-    if measured is not None and resources.get(measured.ray_resource):
-        return measured, int(resources[measured.ray_resource])
-    for name in AcceleratorType.names():
-        kind = AcceleratorType.get(name)
-        if kind is not None and kind.ray_resource != "GPU" and resources.get(kind.ray_resource):
+def _counted(
+    resources: Mapping[str, float], models: Sequence[str], facts: AcceleratorFacts
+) -> tuple[AcceleratorType, int]:
+    """Whose accelerators Ray counts on a node, and how many.
+
+    Several vendors' are ``GPU`` to Ray. The vendor is then that of the driver that knows them, of Ray's accelerator
+    type (a resource or a label), or the one that the node itself points at. Without any of these it is NVIDIA.
+    """
+    known = AcceleratorType.get(facts.vendor) if facts.devices or facts.is_made_up else None
+    own = [kind for kind in _vendors() if kind.ray_resource != "GPU"]
+    for kind in (known, *own):
+        if kind is not None and resources.get(kind.ray_resource):
             return kind, int(resources[kind.ray_resource])
-    return AcceleratorType.NVIDIA, int(resources.get("GPU", 0))
+    named = [kind.name for kind in _vendors() if any(_is_model(model, kind) for model in models)]
+    found = next(filter(None, (*named, facts.vendor, facts.likely_vendor)), "")
+    return AcceleratorType.get(found) or AcceleratorType.NVIDIA, int(resources.get("GPU", 0))
+
+
+def _is_model(model: str, kind: AcceleratorType) -> bool:
+    return model.casefold().startswith(tuple(start.casefold() for start in kind.models))
 
 
 def _device(item: str, facts: AcceleratorFacts) -> Device:

@@ -87,6 +87,9 @@ def _accelerators(node: NodeInfo) -> Check:
         is_well = node.num_detected == node.num_accelerators
         text = what if is_well else f"{what}; the driver library sees {node.num_detected}"
         return Check(node.rank, "accelerators", is_well, text, "" if is_well else "restart Ray on this node")
+    if node.accelerator_type.detect is None:
+        vendor = node.accelerator_type.name
+        return Check(node.rank, "accelerators", True, f"{what} of {vendor}, as Ray counts them; no driver was asked")
     return Check(node.rank, "accelerators", True, f"{what}, made up: no driver library knows them")
 
 

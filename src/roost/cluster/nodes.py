@@ -188,8 +188,8 @@ def _raylet_environment() -> dict[str, str]:
 def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> NodeInfo:
     resources: Mapping[str, float] = node["Resources"]
     seen: AcceleratorFacts = facts["accelerators"]
-    kind, devices, are_real = accelerators_of(resources, seen)
     labels = {key: value for key, value in (node.get("Labels") or {}).items() if key != "ray.io/node-id"}
+    kind, devices, are_real = accelerators_of(resources, labels, seen)
     return NodeInfo(
         ray_id=node["NodeID"],
         address=node["NodeManagerAddress"],

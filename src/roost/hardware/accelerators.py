@@ -82,6 +82,8 @@ class AcceleratorType:
         ray_resource: The name under which Ray counts them.
         environment: Further variables that every worker on such accelerators gets.
         noun: What people call one of them.
+        models: How the names of its models begin, as Ray and users spell them in a node's accelerator type.
+        device_files: Patterns of files that its kernel driver makes; for vendors that share a resource name.
         detect: Finds them on this node through the driver library, those that do not answer with their fault; loads
             it only when called. It returns nothing where there is no driver, and raises where the driver fails.
         visible_uuids: What a process with this environment really sees, by uuid. It leaves the calling process able
@@ -96,6 +98,8 @@ class AcceleratorType:
     ray_resource: str = "GPU"
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     noun: str = "GPU"
+    models: tuple[str, ...] = ()
+    device_files: tuple[str, ...] = ()
     detect: Callable[[], list[Device]] | None = field(default=None, compare=False, repr=False)
     visible_uuids: Callable[[], list[str]] | None = field(default=None, compare=False, repr=False)
     usage: Callable[[], list[Usage]] | None = field(default=None, compare=False, repr=False)

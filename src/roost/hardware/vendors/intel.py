@@ -7,5 +7,6 @@ INTEL = register_accelerator(
         name="Intel",
         visible_devices_variable="ZE_AFFINITY_MASK",
         noset_variables=("RAY_EXPERIMENTAL_NOSET_ZE_AFFINITY_MASK", "RAY_EXPERIMENTAL_NOSET_ONEAPI_DEVICE_SELECTOR"),
+        models=("Intel-GPU", "Intel-Data-Center-GPU"),
     )
 )
