@@ -57,7 +57,7 @@ def test_nothing_connects_again_after_ray_was_shut_down(four_nodes: LocalRay) ->
     with roost.Cluster(num_nodes=4) as cluster:
         group = GroupRequest(Echo).launch(cluster, roost.PackedPlacementStrategy(0, 0), name="echo")
         engine = EngineHandle("echo/0", ComponentPlan("echo", "rollout", ()), (0,), group, 0)
-        fleet = Fleet("echo", [engine], None, "")  # type: ignore[arg-type]
+        fleet = Fleet("echo", [engine], None, "", "key")  # type: ignore[arg-type]
         fleet.watch()
         token = cluster.reserve({2: [0]})
         bundles = cluster.reserve_bundles(1, cpus=0)
