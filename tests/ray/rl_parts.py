@@ -91,6 +91,7 @@ class Trainer(TrainWorker):
     """Trains by adding numbers, the same on every rank."""
 
     hook: tuple[Any, ...] = ()
+    stopped = ""
     names: Mapping[str, str] = {}
 
     def init(self, seed: int = 7, width: int = 6, **kinds: str) -> str:
@@ -133,6 +134,17 @@ class Trainer(TrainWorker):
             if hook[1]:
                 time.sleep(0.5)
         return {self.names.get(name, name): tensor for name, tensor in super().weights().items()}
+
+    def await_stop(self, flag: str) -> str:
+        """Waits as a broadcast does; returns why that was given up."""
+        Path(flag).touch()
+        while not self.stopped:
+            time.sleep(0.01)
+        return self.stopped
+
+    def stop_broadcasts(self, reason: str) -> None:
+        super().stop_broadcasts(reason)
+        self.stopped = reason
 
     def rename(self, name: str, other: str) -> None:
         self.names = {name: other}

@@ -80,6 +80,13 @@ def test_async_forms_return_references_to_values(train: TrainGroup) -> None:
         train.sums()
 
 
+def test_a_broadcast_is_given_up_while_the_rank_waits_in_it(train: TrainGroup, tmp_path: Path) -> None:
+    waiting = train.workers.await_stop(roost.PerRank([str(tmp_path / str(rank)) for rank in range(3)]))
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 3, "ranks that are busy")
+    ray.get(train.workers.call_beside("stop_broadcasts", "an engine died"), timeout=60)
+    assert waiting.wait(60) == ["an engine died"] * 3
+
+
 def test_an_exception_says_which_rank_and_where(train: TrainGroup) -> None:
     with pytest.raises(roost.WorkerError) as caught:
         train.train(roost.PerRank([0.0, -2.0, 0.0]))

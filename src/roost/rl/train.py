@@ -199,12 +199,18 @@ class TrainWorker(Worker):
 
     def join_channels(self) -> None:
         """Waits until the other ends are there."""
+        self._use_device()
         self._sender.join()
+
+    def stop_broadcasts(self, reason: str) -> None:
+        """Gives up broadcasts that this rank waits in; called beside the call that waits."""
+        sender: WeightSender | None = getattr(self, "_sender", None)
+        if sender is not None:
+            sender.stop(reason)
 
     def send_weights(self, version: int, is_direct: bool = False) -> int:
         """Sends this rank's part of a version; returns bytes."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # the thread of a lane knows only the first one
+        self._use_device()
         sent = self._sender.send(self.weights, version, is_direct)
         if self._flags is not None and not is_direct:
             self._flags.set(self._slot, version)
@@ -213,6 +219,10 @@ class TrainWorker(Worker):
     def join_pieces(self, version: int) -> None:
         """Writes tensors that are cut over several ranks into this rank's file, from what all of them have written."""
         self._sender.join_pieces(version)
+
+    def _use_device(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # the thread of a lane knows only the first one
 
     def open_flags(self, address: FlagsAddress, first_slot: int) -> bool:
         """Also says by flags what it has sent, where they can be reached; returns whether."""

@@ -183,6 +183,14 @@ class WorkerGroup:
         part._in_order, part._last = self._in_order, self._last
         return part
 
+    def call_beside(self, method: str, *args: Any) -> list[ray.ObjectRef]:
+        """Call a method of all workers at once, also while they are busy; only methods that do not wait.
+
+        Returns:
+            One reference per rank.
+        """
+        return [handle.call_beside.remote(method, args) for handle in self._handles]
+
     # Watching ------------------------------------------------------------------------------
 
     def states(self, ranks: Sequence[int] | None = None, timeout: float = 5.0) -> list[dict[str, Any]]:

@@ -133,6 +133,11 @@ class Host:
         return self._lane.address
 
     @ray.method(concurrency_group="control")
+    def call_beside(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a method of the worker at once, also while it is busy; only methods that do not wait."""
+        return getattr(self._worker, method)(*args)
+
+    @ray.method(concurrency_group="control")
     def clock(self) -> float:
         """What the clock of this node says."""
         return time.time()

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from roost.cluster import PortLease, lease_ports
 from roost.rl.sglang.intake import group_name
 from roost.rl.weights.channels import Channel
+from roost.rl.weights.collective import LATER_S, errors_are_raised
 
 __all__ = ["DirectSender"]
 
@@ -39,13 +40,14 @@ class DirectSender:
     def __init__(self, channel: Channel, host: str, timeout_s: float) -> None:
         self._channel = channel
         self._backend = channel.backend.rpartition("-")[2]
-        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._timeout = datetime.timedelta(seconds=timeout_s + LATER_S)
         self._lease: PortLease | None = lease_ports()
         self._store: Any = dist.TCPStore(
             host, self._lease.port, channel.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
         )
         self.address = f"[{host}]:{self._lease.port}" if ":" in host else f"{host}:{self._lease.port}"
         self._group: Any = None
+        self._is_closed = False
 
     def join(self) -> None:
         """Waits until all are there."""
@@ -53,12 +55,16 @@ class DirectSender:
         helper: Any = c10d._new_process_group_helper
         # torch 2.6 gave the options another name.
         options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
-        self._group, _ = helper(
-            self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
-            group_name=name, timeout=self._timeout, **{options: None},
-        )  # fmt: skip
+        with errors_are_raised():
+            group, _ = helper(
+                self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
+                group_name=name, timeout=self._timeout, **{options: None},
+            )  # fmt: skip
         world: Any = c10d._world
-        world.pg_group_ranks[self._group] = {rank: rank for rank in range(self._channel.world_size)}
+        world.pg_group_ranks[group] = {rank: rank for rank in range(self._channel.world_size)}
+        self._group = group
+        if self._is_closed:  # meanwhile, in another thread
+            self.close()
 
     @torch.no_grad()
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
@@ -66,12 +72,13 @@ class DirectSender:
         device = torch.device("cpu")
         if self._backend == "nccl":
             device = torch.device("cuda", torch.cuda.current_device())
+        group = self._group  # kept here: a group with calls that wait cannot be freed without waiting for them
         waiting: list[tuple[Any, torch.Tensor]] = []
         under_way = 0
         try:
             for piece in self._channel.pieces:
                 tensor = tensors[piece.name].detach().to(device).contiguous()
-                waiting.append((dist.broadcast(tensor, 0, group=self._group, async_op=True), tensor))
+                waiting.append((dist.broadcast(tensor, 0, group=group, async_op=True), tensor))
                 under_way += piece.nbytes
                 if under_way > WINDOW_BYTES:
                     _finish(waiting)
@@ -84,13 +91,20 @@ class DirectSender:
             raise
 
     def close(self) -> None:
-        """Leaves the group, and gives its port back."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-        self._group = self._store = None
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        """Leave the group without waiting for the others, and give its port back."""
+        self._is_closed = True
+        group, self._group = self._group, None
+        self._store = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+        if group is None:
+            return
+        if self._backend == "nccl":
+            # Destroying the group would wait for what it has begun. torch 2.4 cannot abort it.
+            getattr(c10d, "_abort_process_group", dist.destroy_process_group)(group)
+        else:
+            dist.destroy_process_group(group)
 
 
 def _finish(waiting: list[tuple[Any, torch.Tensor]]) -> None:

@@ -36,6 +36,7 @@ class DirectSender:
         self._host = host
         self._lease = lease_ports(1)
         self._group: Any = None
+        self._is_closed = False
         self.address = f"{host}:{self._lease.port}"
 
     def join(self) -> None:
@@ -43,16 +44,20 @@ class DirectSender:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         meeting = {"master_address": self._host, "master_port": self._lease.port}
-        self._group = trainer_init({**meeting, "world_size": self._channel.world_size})
+        group = trainer_init({**meeting, "world_size": self._channel.world_size})
+        self._group = group
+        if self._is_closed:  # meanwhile, in another thread
+            self.close()
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Sends a version, while the workers take it."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
+        group = self._group
         torch.cuda.synchronize()  # it packs on streams of its own, which wait for nothing of the trainer's
         packed_nccl_broadcast_producer(
             iterator=((piece.name, tensors[piece.name].detach()) for piece in self._channel.pieces),
-            group=self._group,
+            group=group,
             src=0,
             post_iter_func=lambda item: item[1],
             buffer_size_bytes=PACKING["packed_buffer_size_bytes"],
@@ -61,7 +66,8 @@ class DirectSender:
         torch.cuda.synchronize()
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leave the group without waiting for the workers: vLLM aborts the communicator, and a running send returns."""
+        self._is_closed = True
         group, self._group = self._group, None
         if group is not None:
             group.destroy()

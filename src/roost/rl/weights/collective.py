@@ -21,10 +21,20 @@ from roost.cluster import PortLease, lease_ports
 from roost.rl.weights.buffers import box_of, piece_views, write_pieces
 from roost.rl.weights.channels import Channel, Piece
 
-__all__ = ["BUCKET_BYTES", "CollectiveReceiver", "CollectiveSender", "MeetingPoint", "join_meeting"]
+__all__ = [
+    "BUCKET_BYTES",
+    "LATER_S",
+    "CollectiveReceiver",
+    "CollectiveSender",
+    "MeetingPoint",
+    "errors_are_raised",
+    "join_meeting",
+]
 
 NCCL = "nccl"
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+LATER_S = 15.0
+"""A sender's library gives up so long after :class:`WeightSender`, which says more."""
 BUCKET_BYTES = 32 * 2**20
 DIRECT_BYTES = 2**20
 """Pieces of at least so many bytes are a bucket of their own, and are not packed."""
@@ -75,13 +85,14 @@ class CollectiveSender:
     def join(self) -> None:
         """Waits until all receivers are there."""
         meeting = self._meeting
-        self._group = _group(meeting.store, self._channel, 0, meeting.host, meeting.timeout_s)
+        self._group = _group(meeting.store, self._channel, 0, meeting.host, meeting.timeout_s + LATER_S)
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Sends a version."""
+        group = self._group  # kept here: a group with calls that wait cannot be freed without waiting for them
         try:
             works = [
-                self._group.broadcast(self._packed(number, pieces, tensors), 0)
+                group.broadcast(self._packed(number, pieces, tensors), 0)
                 for number, (_, _, pieces) in enumerate(self._buckets)
             ]
             for work in works:
@@ -107,8 +118,8 @@ class CollectiveSender:
 
     def close(self) -> None:
         """Leaves the group; receivers that wait are told."""
-        _leave(self._channel, self._group)
-        self._group = None
+        group, self._group = self._group, None
+        _leave(self._channel, group)
 
 
 class CollectiveReceiver:
@@ -164,7 +175,7 @@ def _group(store: Any, channel: Channel, rank: int, host: str, timeout_s: float)
     if channel.backend == NCCL:
         of_nccl = dist.ProcessGroupNCCL.Options()
         of_nccl._timeout = timeout
-        with _errors_are_raised():
+        with errors_are_raised():
             group = dist.ProcessGroupNCCL(prefixed, rank, size, of_nccl)
         group.broadcast(
             torch.zeros(1, device=_device(channel)), 0
@@ -198,7 +209,7 @@ def _leave(channel: Channel, group: Any) -> None:
 
 
 @contextlib.contextmanager
-def _errors_are_raised() -> Iterator[None]:
+def errors_are_raised() -> Iterator[None]:
     """NCCL groups that are made here raise what fails, instead of ending the process."""
     kept = os.environ.get(_BLOCKING)
     os.environ[_BLOCKING] = "1"

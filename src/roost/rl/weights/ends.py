@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +18,17 @@ from roost.rl.weights.files import FileReceiver, FileWriter
 from roost.rl.weights.ipc import IpcReceiver, IpcSender
 from roost.rl.weights.shard_files import FileShard
 from roost.rl.weights.shared_memory import SharedMemoryReceiver, SharedMemorySender
+from roost.rl.weights.stoppable import Stoppable
 
 __all__ = ["Receiver", "Sender", "WeightReceiver", "WeightSender"]
 
 
 class Sender(Protocol):
-    """The writing end of a channel."""
+    """The writing end of a channel.
+
+    ``close`` may be called from another thread while ``join`` or ``send`` runs, and makes these end where the library
+    can do that. It can be called again.
+    """
 
     address: Any
 
@@ -78,6 +84,8 @@ class WeightSender:
         weights: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
         self._channels = list(channels)
+        self._timeout_s = timeout_s
+        self._calls = Stoppable()
         self._ends: list[Sender] = []
         self._meeting: MeetingPoint | None = None
         self._file = FileWriter(shard, folder) if shard is not None else None
@@ -98,9 +106,30 @@ class WeightSender:
         return {channel.id: end.address for channel, end in zip(self._channels, self._ends, strict=True)}
 
     def join(self) -> None:
-        """Waits until the other ends are there."""
-        for end in self._ends:
-            end.join()
+        """Wait until the other ends are there.
+
+        Raises:
+            RolloutError: They are not there in time, or :meth:`stop` was called (S207). All channels are closed.
+        """
+        try:
+            for channel, end in zip(self._channels, self._ends, strict=True):
+                self._run(channel, end, end.join, "the start of the broadcast")
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, channel: Channel, end: Sender, action: Callable[[], None], what: str) -> None:
+        """Run a call that may wait for other processes."""
+        if channel.kind is WeightTransport.BROADCAST:
+            count = len(channel.targets)
+            what = f"{what} {channel.id} to {count} engine process{'es' if count > 1 else ''}"
+            self._calls.run(action, end.close, self._timeout_s, what)
+        else:
+            action()
+
+    def stop(self, reason: str) -> None:
+        """Give up a :meth:`join` or :meth:`send` that runs in another thread; does not wait for it."""
+        self._calls.stop(reason)
 
     def send(self, weights: Callable[[], Mapping[str, torch.Tensor]], version: int, is_direct: bool = False) -> int:
         """Sends a version; returns how many bytes. What fails closes all channels: nobody waits in vain.
@@ -109,6 +138,9 @@ class WeightSender:
             weights: The tensors of this rank.
             version: Of them.
             is_direct: Whether now is the turn of the channels that stage nothing, or of the others.
+
+        Raises:
+            RolloutError: A broadcast did not end in time, or :meth:`stop` was called (S207).
         """
         if len(self._ends) != len(self._channels):
             raise RuntimeError("the channels of this rank were closed")
@@ -117,7 +149,9 @@ class WeightSender:
             tensors = weights() if self._ends or self._file is not None else {}
             for channel, end in zip(self._channels, self._ends, strict=True):
                 if channel.is_direct is is_direct:
-                    end.send(tensors, version)
+                    self._run(
+                        channel, end, partial(end.send, tensors, version), f"version {version} over the broadcast"
+                    )
                     sent += channel.nbytes
             if self._file is not None and not is_direct:
                 self._file.write(tensors, version)

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from roost.cluster import CollectiveManager
 from roost.errors import (
     CallTimeoutError,
@@ -32,6 +34,7 @@ from roost.rl.weights.flags import FIRST, GO, STOP, Flags
 from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.ipc import MovedError
 from roost.rl.weights.shard_files import FileShard, plan_files
+from roost.rl.weights.stoppable import FailureWatch
 from roost.rl.weights.ways import NEAR, Way, sort_engines
 from roost.worker import GroupResult, PerRank
 from roost.worker.results import LaneResult
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["PAUSES", "SyncReport", "WeightSync"]
 
 PAUSES = ("wait", "abort", "keep")
+STOP_S = 10.0
+"""Seconds to wait until the ranks of a trainer know that a broadcast is given up."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +201,7 @@ class WeightSync:
         for rank, (engine, member) in enumerate(self._members):
             read = [channel for channel in self._channels if rank in channel.targets]
             waiting += engine.call(member, "open_receiver", read, addresses, rank, self._timeout_s)
-        waiting.append(workers.join_channels())
-        _wait_all(waiting, self._timeout_s)
+        self._wait_for_both(waiting, [workers.join_channels()])
         if self._is_in_place:
             self._open_flags()
 
@@ -229,9 +233,9 @@ class WeightSync:
         for rank, (engine, member) in enumerate(self._members):
             if any(rank in channel.targets and channel.kind not in NEAR for channel in self._channels):
                 waiting += engine.call(member, "receive_weights", version)
-        waiting.append(self.train.workers.send_weights(version))
+        sending = self.train.workers.send_weights(version)
         try:
-            _wait_all(waiting, self._timeout_s)
+            self._wait_for_both(waiting, [sending])
             if any(shard.joined for shard in self._files):
                 _wait_all([self.train.workers.join_pieces(version)], self._timeout_s)
             if self._files:
@@ -304,13 +308,26 @@ class WeightSync:
         waiting = []
         for engine, member in self._members:
             waiting += engine.commit(member, version, pause, self._folder)
-        if any(channel.is_direct for channel in self._channels):
-            waiting.append(self.train.workers.send_weights(version, True))
+        is_direct = any(channel.is_direct for channel in self._channels)
+        sending = [self.train.workers.send_weights(version, True)] if is_direct else []
         try:
-            _wait_all(waiting, self._timeout_s)
+            self._wait_for_both(waiting, sending)
         except BaseException:
             self._connected = None
             raise
+
+    def _wait_for_both(self, of_engines: list[GroupResult], of_trainer: list[GroupResult]) -> None:
+        """Waits for calls of engines and of the trainer, which must not wait in a broadcast for an engine that failed."""
+        with contextlib.ExitStack() as stack:
+            if of_trainer and any(channel.kind is WeightTransport.BROADCAST for channel in self._channels):
+                watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
+                stack.enter_context(watch)
+            _wait_all([*of_engines, *of_trainer], self._timeout_s)
+
+    def _stop_broadcasts(self, reason: str) -> None:
+        """Has all ranks of the trainer give up their broadcasts."""
+        refs = self.train.workers.call_beside("stop_broadcasts", reason)
+        ray.wait(refs, num_returns=len(refs), timeout=STOP_S)
 
     @property
     def maps_memory(self) -> bool:
@@ -322,6 +339,8 @@ class WeightSync:
         collectives = CollectiveManager(self._cluster.managers)
         waiting: list[GroupResult] = []
         with contextlib.suppress(RoostError):
+            if any(channel.kind is WeightTransport.BROADCAST for channel in self._channels):
+                self._stop_broadcasts("their channels are closed")
             for engine, member in self._members:
                 waiting += engine.call(member, "close_receiver")
             waiting.append(self.train.workers.close_channels())
@@ -350,7 +369,7 @@ def _wait_all(results: Sequence[GroupResult | LaneResult], timeout_s: float) -> 
     if not errors:
         return
     died = [error for error in errors if isinstance(error, WorkerDiedError)]
-    torn = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    torn = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "error[S207]")
     own = [error for error in errors if not any(text in str(error) for text in torn)]
     raise (died or own or errors)[0]
 
