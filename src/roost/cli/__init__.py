@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from roost import __version__
 from roost.cli.inputs import Formatter, UsageError
 from roost.cli.output import print_error
+from roost.cli.signals import StopSignals
 from roost.errors import RoostError
 
 __all__ = ["build_parser", "main"]
@@ -31,7 +32,7 @@ Roost decides where every worker of a reinforcement-learning job lives.
 """
 
 _EPILOG = """\
-exit codes: 0 launchable, 1 with problems, 2 wrong usage.
+exit codes: 0 launchable, 1 with problems, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
 Colours follow NO_COLOR and FORCE_COLOR; ROOST_DEBUG=1 shows tracebacks.
 """
 
@@ -71,17 +72,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
-    try:
-        code: int = args.run(args)
-        sys.stdout.flush()
-        return code
-    except RoostError as error:
-        if os.environ.get("ROOST_DEBUG"):
-            raise
-        print_error(error)
-        return 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    with StopSignals() as signals:
+        try:
+            code: int = args.run(args)
+            sys.stdout.flush()
+            return code
+        except RoostError as error:
+            if os.environ.get("ROOST_DEBUG"):
+                raise
+            print_error(error)
+            return signals.exit_code if signals.received else 2 if isinstance(error, UsageError) else 1
+        except BrokenPipeError:  # the reader (head, less) has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            print(f"roost: stopped by {signals.name}", file=sys.stderr)
+            return signals.exit_code
+        except Exception as error:
+            if not signals.received:
+                raise
+            print(f"roost: while it was stopped: {type(error).__name__}: {error}", file=sys.stderr)
+            return signals.exit_code

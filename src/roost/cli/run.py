@@ -14,6 +14,7 @@ from typing import Any
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
 from roost.cli.locks import KeptPlan
 from roost.cli.output import print_notes, print_problems, print_view
+from roost.cli.signals import ignore_stop_signals
 from roost.config import Job, read_job
 from roost.errors import Finding, Fix, counted
 from roost.plan import Plan
@@ -39,6 +40,9 @@ once. Modules are looked for beside the job file.
 A lock (roost plan … --lock FILE) is replayed: nothing is placed anew. Where the machines or the job
 are not what they were, the differences are shown and nothing is started; with --relock the job is
 resolved anew, the lock is written, and the job goes on.
+
+SIGTERM and SIGINT (Ctrl-C) raise KeyboardInterrupt in the job's function. The job is then closed, and
+the exit code is 143 or 130.
 """
 
 
@@ -80,9 +84,11 @@ def run(args: Namespace) -> int:
 
             print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
             stack.enter_context(local_ray(topology))
+            stack.callback(ignore_stop_signals)
         from roost.cluster import Cluster
 
         cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
+        stack.callback(ignore_stop_signals)
         if kept is None or not is_embedded:  # what is embedded is made up, and was looked at above
             plan = resolve(config, cluster)
         if topology is None and not _show(plan):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
@@ -26,7 +24,7 @@ _ENDING_KEYS = frozenset("qQ\x03\x04")
 def watch_lines(draw: Callable[[], str], interval_s: float, count: int | None) -> None:
     """Prints a frame per interval as lines: for files, pipes and scripts."""
     number = 0
-    with contextlib.suppress(EOFError, KeyboardInterrupt), _ended_by_sigterm():
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             began = time.monotonic()
             sys.stdout.write(f"{draw()}\n")
@@ -46,7 +44,7 @@ def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
     number = 0
     # Without automatic refreshes a frame is drawn whole and at once: a slow line shows no half ones.
     screen = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    with contextlib.suppress(EOFError, KeyboardInterrupt), _ended_by_sigterm(), _keys() as pressed, screen as live:
+    with contextlib.suppress(EOFError, KeyboardInterrupt), _keys() as pressed, screen as live:
         while True:
             began = time.monotonic()
             width, height = console.size
@@ -57,20 +55,6 @@ def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
                 return
             if pressed(max(0.05, interval_s - (time.monotonic() - began))):
                 return
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM an end like Ctrl-C: Ray would print the stack of this process into the screen."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import ray
 
 from roost.cluster.guards import guard_embedded_ray
 from roost.cluster.runtime_folder import open_private, runtime_folder
+from roost.cluster.signals import keep_signal_handlers
 from roost.errors import ClusterError, Finding, Fix
 
 __all__ = ["alive_nodes", "connect", "find_job", "forget_job", "remember_job", "wait_for_nodes"]
@@ -46,7 +47,8 @@ def connect(address: str | None, namespace: str, attach: bool) -> bool:
     try:
         if wanted:
             _check_reachable(wanted)
-        ray.init(address=wanted or "local", namespace=namespace, logging_level=logging.WARNING)
+        with keep_signal_handlers(starts_processes=wanted in (None, "local")):
+            ray.init(address=wanted or "local", namespace=namespace, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         message = f"cannot join the Ray at {wanted}: {reason}" if wanted else f"Ray cannot be started: {reason}"

@@ -154,8 +154,8 @@ def watch_driver(driver: int, folder: str, package: str, removes: bool) -> None:
     while born is not None and start_of(driver) == born:
         look()
         was_seen = was_seen or bool(known)
-        is_over = not os.path.isdir(folder) if removes else was_seen and not known
-        if is_over:
+        has_ended = not os.path.isdir(folder) if removes else was_seen
+        if has_ended and not known:
             return
         time.sleep(PERIOD_S)
     end(known)  # what workers started is ended by the wardens of the workers

@@ -94,17 +94,19 @@ class LocalRay:
     def _add(self, rank: int, node: Node) -> None:
         """Starts a raylet; one after another, since Ray loses track of nodes started at once."""
         from roost.cluster.accelerators import MADE_UP_VARIABLE
+        from roost.cluster.signals import keep_signal_handlers
 
         count, resource = node.num_accelerators, node.accelerator_type.ray_resource
         arguments: dict[str, Any] = {"num_gpus": count} if resource == "GPU" else {"resources": {resource: count}}
-        self._nodes[rank] = self._cluster.add_node(
-            node_ip_address=f"127.0.0.{2 + rank}",
-            num_cpus=int(node.cpus) if node.cpus else self._cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            env_vars={MADE_UP_VARIABLE: node.accelerator_type.name, **self._env_vars.get(rank, {})},
-            **arguments,
-        )
+        with keep_signal_handlers(starts_processes=True):
+            self._nodes[rank] = self._cluster.add_node(
+                node_ip_address=f"127.0.0.{2 + rank}",
+                num_cpus=int(node.cpus) if node.cpus else self._cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                env_vars={MADE_UP_VARIABLE: node.accelerator_type.name, **self._env_vars.get(rank, {})},
+                **arguments,
+            )
         # Older Rays join a driver to the node that was started last; it belongs on the head.
         noted = os.path.join(self._nodes[0].get_session_dir_path(), "node_ip_address.json")
         with contextlib.suppress(OSError), open(noted, "r+", encoding="utf-8") as file:

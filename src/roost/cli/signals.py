@@ -1,0 +1,56 @@
+"""Commands that SIGTERM or SIGINT stops: they close what they have opened, and exit with 143 or 130."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+__all__ = ["StopSignals", "ignore_stop_signals"]
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Makes SIGTERM and SIGINT raise ``KeyboardInterrupt`` in the main thread, as a context manager.
+
+    A signal that was ignored when this process started stays ignored. In other threads than the main one, nothing is
+    changed.
+    """
+
+    received = 0
+    """The number of the first signal; 0 before."""
+
+    def __enter__(self) -> StopSignals:
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in _STOP_SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a process that the signal stopped."""
+        return 128 + (self.received or signal.SIGINT)
+
+    @property
+    def name(self) -> str:
+        """The name of the signal."""
+        return signal.Signals(self.received or signal.SIGINT).name
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+        raise KeyboardInterrupt
+
+
+def ignore_stop_signals() -> None:
+    """Let further signals do nothing, for the time of closing: a launcher and a terminal often send the same one."""
+    for number in _STOP_SIGNALS:
+        if isinstance(getattr(signal.getsignal(number), "__self__", None), StopSignals):
+            signal.signal(number, lambda number, frame: None)
