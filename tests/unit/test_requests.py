@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from roost.errors import RolloutError
-from roost.rl import leash
 from roost.rl.client import EngineClient
 from roost.rl.requests import make_requests, params_of_samples
 from roost.rl.samples import Sample, SampleGroup
@@ -97,10 +96,15 @@ def test_a_server_may_open_more_files_than_the_soft_limit_of_its_parent(tmp_path
     said = tmp_path / "limit"
     code = f"import resource; open({str(said)!r}, 'w').write(str(resource.getrlimit(resource.RLIMIT_NOFILE)))"
     outer = f"""
-import os, resource, subprocess, sys
+import resource, time
+from roost.rl.child import ServerProcess
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-subprocess.run([sys.executable, {leash.__file__!r}, str(os.getpid()), "", sys.executable, "-c", {code!r}], check=True)
+child = ServerProcess([{sys.executable!r}, "-c", {code!r}])
+child.start()
+while child.is_alive():
+    time.sleep(0.05)
+child.stop()
 print(hard)
 """
     done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ from sglang_model import GREEDY, PROMPT, meant, settings, tiny, write_home
 from torch.multiprocessing.reductions import reduce_tensor
 
 import roost
-from roost.rl.child import ask
+from roost.rl.child import ServerProcess, ask
 from roost.rl.engine import EnginePlace
 from roost.rl.sglang.ending import end_of
 from roost.rl.sglang.engine import SglangEngine
@@ -377,16 +377,13 @@ def test_a_scheduler_that_is_killed_is_named(home: Path) -> None:
     ],
     ids=["an exception before", "ended by SGLang itself", "a segmentation fault"],
 )  # fmt: skip
-def test_the_line_that_explains_an_end(log: list[str], expected: str) -> None:
-    class Ended:
-        exit_code = 1
-        command = ()
-
-        def logs(self, lines: int) -> str:
-            return "\n".join(log)
-
-    ended: Any = Ended()
+def test_the_line_that_explains_an_end(tmp_path: Path, log: list[str], expected: str) -> None:
+    (tmp_path / "log").write_text("\n".join(log))
+    ended = ServerProcess(["sh", "-c", f"cat {tmp_path / 'log'}; exit 1"], name="SGLang")
+    ended.start()
+    wait_for(lambda: not ended.is_alive(), "its end")
     assert end_of(ended, EnginePlace()).message == f"SGLang ended with exit code 1: {expected}"
+    ended.stop()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def end_of(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None =
     last = tuple(lines[-LOG_LINES:])
     if words := _killed(lines):
         rule = "the kernel's out-of-memory killer sends SIGKILL too; it writes to the kernel's log (dmesg)"
-        return Finding("E121", f"SGLang ended with exit code {child.exit_code}: {words}", context=last, rule=rule)
+        message = f"SGLang ended with exit code {child.exit_code}: {words}"
+        return Finding("E121", message, context=last, rule=rule, fixes=(child.log_fix,))
     words = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
     if words:
         message = f"SGLang ran out of memory: {words}"
