@@ -17,6 +17,8 @@ from processes import alive, is_alive, ray_state, run_driver, wait_for, wardens_
 
 import roost
 from roost.cluster.warden import bearers_of, end, start_of
+from roost.rl.handles import EngineHandle
+from roost.rl.lost_engines import check_nodes_of, none_alive
 from roost.testing import LocalRay, local_ray
 
 SLEEP_S = 120.0
@@ -117,11 +119,34 @@ def test_a_killed_node_ends_the_call() -> None:
             result.wait()
         assert time.monotonic() - started < 90
         assert (caught.value.rank, caught.value.node_rank) == (1, 1)
+        assert caught.value.codes == ("W205",)
+        assert str(caught.value.findings[0]).startswith("node 1 (127.0.0.3) is gone: ")
+        assert "nodes[1] on node 1 died with it during nap()" in str(caught.value)
+        assert [(node.rank, node.address) for node in cluster.lost_nodes()] == [(1, "127.0.0.3")]
+        assert cluster.lost_nodes([0]) == []
+        check_engines_of_a_lost_node(cluster, group)
         wait_for(lambda: not alive([pids[1], children[1]]), "the end of the node's processes")
         started = time.monotonic()
         group.close()
         assert time.monotonic() - started < 60
         wait_for(lambda: not alive([*pids, *children]), "the end of all")
+
+
+def check_engines_of_a_lost_node(cluster: roost.Cluster, group: roost.WorkerGroup) -> None:
+    """``recover()`` is advised for engines on node 0, and not for those on node 1, which is gone."""
+    assert group.binding is not None
+    component = group.binding.plan.component("nodes")
+    here, there = (EngineHandle(f"nodes/{rank}", component, (rank,), group, rank) for rank in range(2))
+    assert "rollout.recover()" in str(none_alive(cluster, [here]))
+    text = str(none_alive(cluster, [there]))
+    assert "no engine is alive, and nodes/1 cannot be started again: their nodes are gone" in text
+    assert "node 1 (127.0.0.3) is gone: " in text
+    assert "rollout.recover()" not in text
+    assert "cluster.close(); Cluster(num_nodes=0)" in text
+    assert "rollout.recover()" in str(none_alive(cluster, [here, there]))
+    check_nodes_of(cluster, here)
+    with pytest.raises(roost.RolloutError, match=r"nodes/1 cannot be started again: node 1 \(127\.0\.0\.3\) is gone"):
+        check_nodes_of(cluster, there)
 
 
 DRIVER = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -13,8 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.bundles import Bundles, reserve_bundles
 from roost.cluster.connect import alive_nodes, connect, forget_job, remember_job, wait_for_nodes
+from roost.cluster.losses import HeadWatch, LostNode, find_lost
 from roost.cluster.manager_calls import answer_of, ask_managers, note_node
-from roost.cluster.managers import MANAGERS, NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers
+from roost.cluster.managers import NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers, wait_until_gone
 from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
 from roost.cluster.request import NAMESPACE, Request, seconds_from
 from roost.cluster.reserve import remove_holds
@@ -96,6 +97,12 @@ class Cluster:
                 self._attach()
             else:
                 self._found(request, cluster_cfg, limit)
+            head = next(
+                (f"node {node.rank} ({node.address})" for node in self._nodes if node.is_head),
+                "which this job does not use",
+            )
+            gcs_address = ray.get_runtime_context().gcs_address
+            self._head = HeadWatch(gcs_address, head, self._is_connected)
         except BaseException:
             if self._owns_ray:
                 ray.shutdown()
@@ -174,6 +181,11 @@ class Cluster:
     def get_node_ip(self, node_rank: int) -> str:
         """The address of a node."""
         return self.get_node_info(node_rank).address
+
+    def lost_nodes(self, node_ranks: Iterable[int] | None = None) -> list[LostNode]:
+        """Return the nodes that are gone, of all nodes or of some; asking takes up to two seconds if there are any."""
+        chosen = self._nodes if node_ranks is None else [self._nodes[rank] for rank in sorted(set(node_ranks))]
+        return find_lost(chosen) if self.is_open and self._head.answers() else []
 
     def get_node_group(self, label: str = CLUSTER) -> NodeGroup:
         """The node group of that label."""
@@ -287,18 +299,19 @@ class Cluster:
 
     @property
     def is_open(self) -> bool:
-        """Whether this cluster was not closed, and its connection to Ray has not ended."""
-        return not self._is_closed and self._is_connected()
+        """Whether this cluster was not closed, its connection to Ray has not ended, and Ray's head is not lost."""
+        return not self._is_closed and self._is_connected() and not self._head.is_lost
 
     def check_open(self) -> None:
-        """Raise an error if this cluster was closed, or its connection to Ray has ended.
+        """Raise an error if this cluster cannot be used any more.
 
         Every call of Ray on behalf of a cluster is behind this check: a process that is not connected would be
         connected by such a call, to whatever Ray runs on the machine.
 
         Raises:
-            ClusterError: It is not open (R115).
+            ClusterError: It was closed, or its connection to Ray has ended (R115); or Ray's head is lost (R116).
         """
+        self._head.check()
         if not self.is_open:
             message = "the cluster was closed" if self._is_closed else "the connection of the cluster to Ray has ended"
             raise ClusterError([Finding("R115", message, fixes=(Fix("make a new one", "Cluster(num_nodes=…)"),))])
@@ -326,11 +339,13 @@ class Cluster:
             return
         Cluster._live = None
         join_namespace("")
+        self._head.close()
+        is_there = self._head.answers() or self._head.give_up()
         try:
             for action in reversed(self._closers):
                 with contextlib.suppress(RoostError, ray.exceptions.RayError):
                     action()
-            if self._is_connected():  # else Ray was shut down, and all that was here with it
+            if is_there and self._is_connected():  # else Ray ends, or has ended, all that was here
                 self._end_job()
         finally:
             self._is_closed = True
@@ -348,7 +363,7 @@ class Cluster:
         if not self.is_attached:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(self.managers)
-            _wait_until_gone(self._namespace)
+            wait_until_gone(self._namespace)
             remove_holds(self.managers._actor_id.hex())
             forget_job(self._namespace)
 
@@ -364,7 +379,12 @@ class Cluster:
         return f"Cluster({self._topology.describe()}, namespace={self._namespace!r})"
 
     def _is_connected(self) -> bool:
-        return ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._connection
+        # Not by ray.get_runtime_context(), which connects: another thread may shut Ray down at this moment.
+        worker = ray._private.worker.global_worker
+        try:
+            return bool(worker.connected) and worker.worker_id.hex() == self._connection
+        except AttributeError:  # Ray is being shut down
+            return False
 
     def _check_accelerator(self, node_rank: int, local_rank: int) -> None:
         node = self._nodes[node_rank]
@@ -376,13 +396,3 @@ class Cluster:
         if not isinstance(node_rank, int) or not 0 <= node_rank < len(self._nodes):
             message = f"there is no node {node_rank}: nodes are 0-{len(self._nodes) - 1}"
             raise ClusterError([Finding("R112", message)])
-
-
-def _wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:
-    """Waits until the name of the managers is free again: the next job may take it at once."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        names = {(entry["namespace"], entry["name"]) for entry in ray.util.list_named_actors(all_namespaces=True)}
-        if (namespace, MANAGERS) not in names:
-            return
-        time.sleep(0.02)

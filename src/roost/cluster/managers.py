@@ -28,6 +28,7 @@ __all__ = [
     "find_managers",
     "join_namespace",
     "start_managers",
+    "wait_until_gone",
 ]
 
 MANAGERS = "roost.managers"
@@ -244,6 +245,16 @@ def find_managers(namespace: str) -> ray.actor.ActorHandle | None:
         return ray.get_actor(MANAGERS, namespace=namespace)
     except ValueError:
         return None
+
+
+def wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:
+    """Waits until the name of the managers is free again: the next job may take it at once."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        names = {(entry["namespace"], entry["name"]) for entry in ray.util.list_named_actors(all_namespaces=True)}
+        if (namespace, MANAGERS) not in names:
+            return
+        time.sleep(0.02)
 
 
 class _Proxy:

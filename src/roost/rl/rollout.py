@@ -14,7 +14,6 @@ from roost.cluster import Cluster
 from roost.errors import (
     ClusterError,
     Finding,
-    Fix,
     RolloutError,
     RoostError,
     WorkerDiedError,
@@ -29,6 +28,7 @@ from roost.rl.generating import Generator
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import CONCURRENCY, BufferClient, Hub, HubLink, LockClient
 from roost.rl.keys import make_key
+from roost.rl.lost_engines import check_nodes_of, none_alive
 from roost.rl.samples import SampleGroup
 from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
@@ -175,7 +175,7 @@ class RolloutManager:
     @property
     def _running(self) -> Fleet:
         if self._fleet is None:
-            raise _none_alive()
+            raise none_alive(self._cluster, self._engines)
         return self._fleet
 
     @property
@@ -210,7 +210,7 @@ class RolloutManager:
             RolloutError: No engine is alive (S204).
         """
         if not self._running.serves:
-            raise _none_alive()
+            raise none_alive(self._cluster, self._engines)
         return self._generator.generate(groups, params, timeout_s)
 
     def pause(self, mode: str = "wait") -> None:
@@ -283,7 +283,7 @@ class RolloutManager:
         while True:
             engines = self.alive_engines
             if not engines:
-                raise _none_alive()
+                raise none_alive(self._cluster, self._engines)
             try:
                 drain_s = self._generator.left_s() if pause == "wait" else 0.0
                 return sync.run(engines, version, pause, self._held_back(version, pause, drain_s), drain_s)
@@ -377,6 +377,7 @@ class RolloutManager:
         """Starts an engine again, or sees whether one elsewhere answers; returns what went wrong."""
         try:
             if isinstance(engine, EngineHandle):
+                check_nodes_of(self._cluster, engine)
                 self._groups.append(self._starter.restart(engine))
             elif not engine.health():
                 engine.version = engine.ask_version()
@@ -425,8 +426,3 @@ class RolloutManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _none_alive() -> RolloutError:
-    fixes = (Fix("start them", "rollout.recover()"),)
-    return RolloutError([Finding("S204", "no engine is alive", fixes=fixes)])

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from roost.cluster import Cluster
+from roost.cluster.losses import LostNode
 from roost.cluster.manager_calls import ask_managers
 from roost.errors import ClusterError, Finding, PlacementError, WorkerError
 from roost.worker.binding import Binding
@@ -223,6 +224,13 @@ class WorkerGroup:
 
     def _check_open(self) -> None:
         self._cluster.check_open()
+
+    def _lost_nodes(self, node_ranks: Sequence[int]) -> list[LostNode]:
+        """Those of some nodes that are gone; none if Ray cannot say."""
+        try:
+            return self._cluster.lost_nodes(node_ranks)
+        except ray.exceptions.RayError:
+            return []
 
     # Ending --------------------------------------------------------------------------------
 

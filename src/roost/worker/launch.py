@@ -289,6 +289,7 @@ class _Launch:
         """The values of all ranks, or a launch error with the first cause."""
         left = list(refs)
         while left:
+            self.cluster.check_open()
             patience = self.deadline - time.monotonic()
             ready, left = ray.wait(left, num_returns=len(left), timeout=min(1.0, max(0.0, patience)))
             for ref in ready:

@@ -12,7 +12,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError, RayTaskError
 
 from roost.cluster.log_files import log_folder
+from roost.cluster.losses import NEW_CLUSTER
 from roost.errors import CallTimeoutError, Finding, Fix, RoostError, WorkerDiedError, WorkerError
+from roost.ranks import format_ranks
 from roost.worker.calls import describe_error
 from roost.worker.lane import LaneCall, LaneError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from roost.worker.group import WorkerGroup
 
 __all__ = ["GroupResult", "LaneResult", "failure_of"]
+
+SLICE_S = 2.0
+"""How often a call that waits looks whether its cluster is still there."""
 
 
 class GroupResult:
@@ -45,32 +50,46 @@ class GroupResult:
             WorkerDiedError: Where a worker or its node is gone.
             CallTimeoutError: Where the timeout ran out; it says who is still busy.
         """
-        if self._values is None:
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        limit_s = SLICE_S
+        while self._values is None:
             self._group._check_open()
+            left_s = max(0.0, deadline - time.monotonic())
             try:
-                self._values = ray.get(self.refs, timeout=timeout)
+                self._values = ray.get(self.refs, timeout=min(limit_s, left_s))
             except GetTimeoutError:
-                raise self._late(timeout) from None
+                if self._have_ended():  # a wait that times out starts the transfer of large values anew
+                    limit_s = 86_400.0
+                if time.monotonic() >= deadline:
+                    raise self._late(timeout) from None
             except RayError as error:
                 raise self._failure(error) from _cause(error)
         return [value for value, _ in self._values]
+
+    def _have_ended(self) -> bool:
+        ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        return len(ready) == len(self.refs)
 
     def done(self) -> bool:
         """Whether every rank has finished, well or not."""
         if self._values is not None:
             return True
         self._group._check_open()
-        ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
-        return len(ready) == len(self.refs)
+        return self._have_ended()
 
     async def async_wait(self) -> list[Any]:
         """As :meth:`wait`, for code that runs in an event loop."""
         if self._values is None:
-            self._group._check_open()
+            waiting = asyncio.gather(*self.refs)
             try:
-                self._values = list(await asyncio.gather(*self.refs))
+                while not waiting.done():
+                    self._group._check_open()
+                    await asyncio.wait([waiting], timeout=SLICE_S)
+                self._values = list(waiting.result())
             except RayError as error:
                 raise self._failure(error) from _cause(error)
+            finally:
+                waiting.cancel()
         return [value for value, _ in self._values]
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -78,7 +97,7 @@ class GroupResult:
         left = list(self.refs)
         while left:
             self._group._check_open()
-            ready, left = ray.wait(left, num_returns=1)
+            ready, left = ray.wait(left, num_returns=1, timeout=SLICE_S)
             for ref in ready:
                 try:
                     yield rank_of[ref], ray.get(ref)[0]
@@ -130,18 +149,24 @@ class LaneResult:
         """As :meth:`GroupResult.wait`."""
         group, rank = self._group, self._rank
         what = f"{group.name}[{rank}] on node {group.node_rank_of(rank)}"
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
-            return [self._call.result(timeout)]
+            while True:
+                try:
+                    return [self._call.result(max(0.0, min(SLICE_S, deadline - time.monotonic())))]
+                except TimeoutError as error:
+                    if error.errno or time.monotonic() >= deadline:
+                        raise
+                    group._check_open()
         except LaneError as error:
             message = f"{what}: {self._method}() raised {describe_error(error.cause)}"
             finding = Finding("W201", message)
             raise WorkerError([finding], group.name, rank, group.node_rank_of(rank), error.trace) from error.cause
-        except TimeoutError:
-            message = f"{group.name}.{self._method}(): rank {rank} did not end within {timeout:g} s"
-            raise CallTimeoutError([Finding("W203", message)]) from None
         except (OSError, EOFError) as error:
-            finding = Finding("W202", f"{what} died during {self._method}(): its connection has ended")
-            raise WorkerDiedError([finding], group.name, rank, group.node_rank_of(rank)) from error
+            if isinstance(error, TimeoutError) and not error.errno:  # with a number, the connection timed out
+                message = f"{group.name}.{self._method}(): rank {rank} did not end within {timeout:g} s"
+                raise CallTimeoutError([Finding("W203", message)]) from None
+            raise _death(group, rank, f"{self._method}()", "its connection has ended") from error
 
     def done(self) -> bool:
         """Whether it has finished, well or not."""
@@ -175,9 +200,23 @@ def failure_of(group: WorkerGroup, rank: int, error: BaseException, what: str) -
     if isinstance(error, RaySystemError) or type(error).__name__ == "UnserializableException":  # the latter: Ray 2.50
         message = f"{where}: {what} raised an exception, or returned a value, that cannot be loaded here"
         return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _plain(str(error)))
-    message = f"{where} died during {what}: {_first_line(error)}"
+    return _death(group, rank, what, _first_line(error))
+
+
+def _death(group: WorkerGroup, rank: int, what: str, reason: str) -> WorkerDiedError:
+    """The error of a rank that is gone; it says so where the rank's whole node is."""
+    node_rank = group.node_rank_of(rank)
+    where = f"{group.name}[{rank}] on node {node_rank}"
+    for lost in group._lost_nodes([node_rank]):
+        ranks = [other for other in range(group.world_size) if group.node_rank_of(other) == node_rank]
+        message = f"{lost}; {where} died with it during {what}"
+        context = (f"ranks of {group.name} on it: {format_ranks(ranks)}", f"Ray: {reason}")
+        rule = "a node that was lost does not come back to a running job, and nothing can be started on it again"
+        finding = Finding("W205", message, context=context, rule=rule, fixes=(NEW_CLUSTER,))
+        return WorkerDiedError([finding], group.name, rank, node_rank)
     actor_id = group._handles[rank]._actor_id.hex()
     fixes = (Fix("its log", f"ray logs actor --id {actor_id}  or, on node {node_rank}, the files in {log_folder()}"),)
+    message = f"{where} died during {what}: {reason}"
     return WorkerDiedError([Finding("W202", message, fixes=fixes)], group.name, rank, node_rank)
 
 

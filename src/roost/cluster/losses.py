@@ -1,0 +1,171 @@
+"""Machines that are lost: single nodes of a cluster, and Ray's head."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import ray
+
+from roost.cluster.nodes import NodeInfo
+from roost.cluster.reserve import asking_ray
+from roost.errors import ClusterError, Finding, Fix
+
+__all__ = ["NEW_CLUSTER", "HeadWatch", "LostNode", "find_lost"]
+
+logger = logging.getLogger("roost")
+
+PROBE_S = 2.0
+"""Seconds to wait for a connection to a node."""
+
+NEW_CLUSTER = Fix(
+    "close this cluster, and make one of the nodes that are there", "cluster.close(); Cluster(num_nodes=0)"
+)
+
+
+@dataclass(frozen=True)
+class LostNode:
+    """A node that is gone.
+
+    Attributes:
+        rank: Its rank in the cluster.
+        address: Its address.
+        reason: How that is known.
+    """
+
+    rank: int
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"node {self.rank} ({self.address}) is gone: {self.reason}"
+
+
+def find_lost(nodes: Sequence[NodeInfo]) -> list[LostNode]:
+    """Return those of some nodes that are lost.
+
+    Ray marks a node dead up to a quarter of a minute after it is gone, so this also tries to connect to each node's
+    raylet, for at most :data:`PROBE_S`.
+    """
+    with asking_ray:
+        known = {str(entry["NodeID"]): entry for entry in ray.nodes()}
+
+    def look(node: NodeInfo) -> LostNode | None:
+        entry = known.get(node.ray_id)
+        if entry is None or not entry["Alive"]:
+            return LostNode(node.rank, node.address, "Ray has marked it dead")
+        fault = _fault(str(entry["NodeManagerAddress"]), int(entry["NodeManagerPort"]))
+        return LostNode(node.rank, node.address, f"its raylet does not answer ({fault})") if fault else None
+
+    with ThreadPoolExecutor(max(1, min(16, len(nodes)))) as pool:
+        return [lost for lost in pool.map(look, nodes) if lost is not None]
+
+
+class HeadWatch:
+    """Watches Ray's head from a thread: tries to connect to its GCS, and notes since when that fails.
+
+    Without its GCS, Ray ends a driver after a minute, in the middle of whatever it does. This watch says so after half
+    of that time, so that there is time to save something.
+
+    Args:
+        address: Address and port of the GCS.
+        name: The head, as errors call it.
+        is_wanted: Whether to go on; asked before each try.
+        ends_after_s: When Ray ends the driver; default what Ray's own environment variable says, else 60.
+        every_s: Seconds between two tries.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        is_wanted: Callable[[], bool],
+        *,
+        ends_after_s: float | None = None,
+        every_s: float = 2.0,
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = (host.strip("[]"), int(port))
+        self._address = address
+        self._name = name
+        self._is_wanted = is_wanted
+        self._ends_after_s = _reconnect_s() if ends_after_s is None else ends_after_s
+        self._every_s = every_s
+        self._answered_at = time.monotonic()
+        self._fault = ""
+        self._is_given_up = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="roost-head-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the GCS has not answered for half of the time after which Ray ends this process."""
+        silent_s = time.monotonic() - self._answered_at
+        return self._is_given_up or (bool(self._fault) and silent_s >= self._ends_after_s / 2)
+
+    def check(self) -> None:
+        """Raise an error if the head is lost.
+
+        Raises:
+            ClusterError: It is (R116); the message names it.
+        """
+        if self.is_lost:
+            raise ClusterError([self._finding()])
+
+    def answers(self) -> bool:
+        """Return whether the GCS can be connected to now; this takes at most :data:`PROBE_S`."""
+        return not _fault(*self._target)
+
+    def give_up(self) -> bool:
+        """Count the head as lost from now on: what is being closed does not wait for it. Returns ``False``."""
+        self._is_given_up = True
+        return False
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()  # each try has a limit of PROBE_S
+
+    def _watch(self) -> None:
+        is_told = False
+        while not self._closed.wait(self._every_s) and self._is_wanted():
+            self._fault = _fault(*self._target)
+            if not self._fault:
+                self._answered_at = time.monotonic()
+                is_told = False
+            elif self.is_lost and not is_told:
+                is_told = True
+                logger.critical("%s; %s", self._finding().message, self._finding().rule)
+
+    def _finding(self) -> Finding:
+        silent_s = time.monotonic() - self._answered_at
+        message = (
+            f"Ray's head, {self._name}, is gone: its GCS at {self._address} has not answered for {silent_s:.0f} s "
+            f"({self._fault or 'connection failed'})"
+        )
+        rule = f"Ray ends a driver {self._ends_after_s:g} s after the loss of its GCS"
+        fixes = (Fix("save what only this process has, and start the job again on a new Ray"),)
+        return Finding("R116", message, rule=rule, fixes=fixes)
+
+
+def _reconnect_s() -> float:
+    try:
+        return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", ""))  # noqa: SIM112
+    except ValueError:
+        return 60.0
+
+
+def _fault(host: str, port: int) -> str:
+    """Return why a port cannot be connected to; empty if it can."""
+    try:
+        socket.create_connection((host, port), PROBE_S).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return ""
