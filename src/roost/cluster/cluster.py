@@ -26,6 +26,8 @@ __all__ = ["Cluster"]
 
 NODE_TIMEOUT_S = 300.0
 RESERVE_TIMEOUT_S = 60.0
+RESERVE_SLACK_S = 240.0
+"""Seconds that a reservation may take beyond its timeout: the last attempt, with its probes, is not interrupted."""
 
 
 class Cluster:
@@ -216,8 +218,8 @@ class Cluster:
         job_id = ray.get_runtime_context().get_job_id()
         asked = self.managers.reserve.remote(dict(accelerators), dict(cpus or {}), limit, job_id)
         try:
-            found = answer_of(self.managers, "reserve", asked, None)
-        except KeyboardInterrupt:
+            found = answer_of(self.managers, "reserve", asked, limit + RESERVE_SLACK_S)
+        except (KeyboardInterrupt, ClusterError):
             self.managers.release.remote(asked)  # Ray calls it once the token is known
             raise
         if isinstance(found, RoostError):
@@ -228,8 +230,8 @@ class Cluster:
         """Gives a reservation back; all are given back when the cluster is closed."""
         if not self.is_open:
             return
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self.managers.release.remote(token))
+        with contextlib.suppress(ClusterError):
+            ask_managers(self.managers, "release", token)
 
     def reserve_bundles(self, count: int, cpus: float = 1.0, timeout_s: float | None = None) -> Bundles:
         """Reserves accelerators as a placement group of one per bundle, in the cluster's stable order.
