@@ -23,6 +23,7 @@ stands, which rule it breaks, and what to write instead. ``str(error)`` shows al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,12 +49,19 @@ __all__ = [
     "WorkerError",
     "counted",
     "did_you_mean",
+    "printable",
     "raise_problems",
     "shown",
 ]
 
 MAX_SHOWN = 20
 """How many findings ``str(error)`` spells out; the rest are counted."""
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1
+    "\u2028\u2029\u202a-\u202e\u2066-\u2069"  # line separators; marks that turn the direction of text
+    "\ud800-\udfff]"  # halves of surrogate pairs, as in names of files that are not UTF-8: they cannot be written
+)
 
 MAX_WIDTH = 110
 """How much of a long source line is shown around its first mark."""
@@ -150,7 +158,7 @@ class Finding:
         width = max((len(fix.text) for fix in self.fixes if fix.paste), default=0)
         for fix in self.fixes:
             lines.append(f"help: {fix.text:<{width}}    {fix.paste}" if fix.paste else f"help: {fix.text}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _render_source(place: Place, marks: Sequence[Mark], gutter: str) -> list[str]:
@@ -313,7 +321,7 @@ class WorkerError(RoostError, RuntimeError):
         self.remote_traceback = remote_traceback
 
     def __str__(self) -> str:
-        trace = f"\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else ""
+        trace = f"\n\n{printable(self.remote_traceback.rstrip())}" if self.remote_traceback else ""
         return super().__str__() + trace
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -354,6 +362,14 @@ def counted(count: int, noun: str) -> str:
     """``1 process``, ``4 processes``, ``12,000 GPUs``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def printable(text: str) -> str:
+    r"""Return a text in which control characters are spelled out (``\x1b``), so that no terminal obeys them.
+
+    Labels, paths, addresses and contents of files may come from somebody else. Newlines and tabs stay as they are.
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def shown(value: object, width: int = 60) -> str:

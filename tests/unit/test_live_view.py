@@ -15,7 +15,7 @@ from roost.cli.inputs import UsageError
 from roost.errors import RoostError
 from roost.report.live import draw_jobs
 from roost.report.live_page import draw_status_page
-from roost.report.live_parts import doing, duration, printable, usage_text
+from roost.report.live_parts import doing, duration, one_line, usage_text
 from roost.report.states import (
     AcceleratorStatus,
     Call,
@@ -137,7 +137,7 @@ def test_what_others_wrote_is_text_to_the_terminal() -> None:
         assert all(c.isprintable() or c == "\n" for c in text.plain)
         assert "a[red]" in text.plain
         assert not any("red" in str(span.style) and text.plain[span.start : span.end] == "" for span in text.spans)
-    assert printable("a\x1b[31mb\nc\u202e") == "a\ufffd[31mb c\ufffd"
+    assert one_line("a\x1b[31mb\nc\u202e") == r"a\x1b[31mb c\u202e"
 
 
 # Words -------------------------------------------------------------------------------------

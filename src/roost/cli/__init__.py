@@ -7,12 +7,13 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from typing import NoReturn
 
 from roost import __version__
 from roost.cli.inputs import Formatter, UsageError
 from roost.cli.output import print_error
 from roost.cli.signals import StopSignals
-from roost.errors import RoostError
+from roost.errors import RoostError, printable
 
 __all__ = ["build_parser", "main"]
 
@@ -57,9 +58,16 @@ _COMMANDS = {
 """Name of each command → its module here."""
 
 
+class _Parser(ArgumentParser):
+    """A parser whose errors quote arguments with control characters spelled out."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def build_parser(command: str = "") -> ArgumentParser:
     """What the command line understands; of one command alone, where it is named: the others cost time to load."""
-    parser = ArgumentParser("roost", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Formatter)
+    parser = _Parser("roost", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Formatter)
     parser.add_argument("--version", action="version", version=f"roost {__version__}")
     # With prog given, argparse need not format a usage (and load shutil) before it knows the command.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="roost")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roost.cli.inputs import Formatter, UsageError, import_modules, read_cluster, set_values
-from roost.cli.output import print_view
+from roost.cli.output import print_json, print_view
 from roost.errors import Finding, Fix, RoostError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def run(args: Namespace) -> int:
 
     diff = diff_plans(before.plan, after.plan, before.uuids, after.uuids)
     if args.json:
-        sys.stdout.write(diff.to_json())
+        print_json(diff.to_json())
     else:
         from roost.report.diff import draw_diff
 

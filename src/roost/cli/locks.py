@@ -39,7 +39,7 @@ def write_lock(
 
     if any(finding.is_problem for finding in findings):
         sys.stdout.flush()
-        sys.stderr.write(f"{path} was not written: a plan with problems is not kept\n")
+        print_view(f"{path} was not written: a plan with problems is not kept", sys.stderr)
         return None
     seen_from = os.path.dirname(os.path.abspath(path))
     job_file = os.path.relpath(os.path.abspath(args.job), seen_from)
@@ -47,10 +47,7 @@ def write_lock(
     write_file(path, lock.to_json())
     known = ", with the UUIDs of its accelerators" if any(lock.uuids) else ""
     line = f"wrote {path}: {lock.topology.describe()}{known}, fingerprint {lock.fingerprint}"
-    if getattr(args, "json", False):  # stdout is for the JSON alone
-        sys.stderr.write(f"{line}\n")
-    else:
-        print_view(line)
+    print_view(line, sys.stderr if getattr(args, "json", False) else sys.stdout)  # stdout is for the JSON alone
     return lock
 
 

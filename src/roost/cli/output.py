@@ -1,4 +1,8 @@
-"""Where output goes: results to stdout, problems to stderr; in colour where a terminal shows it."""
+"""Where output goes: results to stdout, problems to stderr; in colour where a terminal shows it.
+
+All that commands print goes through here, and control characters in it are spelled out: a label or the content of a file
+must not command the terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,34 @@ from typing import TextIO
 
 from rich.text import Text
 
-from roost.errors import Finding, RoostError
+from roost.errors import Finding, RoostError, printable
 
-__all__ = ["print_error", "print_notes", "print_problems", "print_view"]
+__all__ = ["print_error", "print_json", "print_notes", "print_problems", "print_view", "spelled_out"]
 
 _STYLES = (("error[", "bold red"), ("note[", "bold cyan"), ("help:", "green"))
 
 
-def print_view(view: Text | str) -> None:
-    """Prints a drawing to stdout; lines are never wrapped."""
-    _write(sys.stdout, view)
+def print_view(view: Text | str, stream: TextIO | None = None) -> None:
+    """Prints a drawing, to stdout where no other stream is given; lines are never wrapped."""
+    _write(stream or sys.stdout, view)
+
+
+def print_json(text: str) -> None:
+    """Prints JSON, and nothing else, to stdout; control characters as JSON spells them, which means the same."""
+    characters = (c if printable(c) == c else f"\\u{ord(c):04x}" for c in text)
+    sys.stdout.write(text if printable(text) == text else "".join(characters))
+
+
+def spelled_out(text: Text) -> Text:
+    """A styled text with control characters spelled out; the same text where there are none."""
+    if printable(text.plain) == text.plain:
+        return text
+    edges = [edge for index, c in enumerate(text.plain) if printable(c) != c for edge in (index, index + 1)]
+    found = Text()
+    for piece in text.divide(edges):
+        is_clean = printable(piece.plain) == piece.plain
+        found.append_text(piece if is_clean else Text(printable(piece.plain), style="reverse"))
+    return found
 
 
 def print_problems(findings: Iterable[Finding]) -> int:
@@ -50,6 +72,7 @@ def print_error(error: RoostError) -> None:
 
 
 def _write(stream: TextIO, text: Text | str) -> None:
+    text = printable(text) if isinstance(text, str) else spelled_out(text)
     is_coloured = (stream.isatty() or os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     if not is_coloured:  # a console costs a fifth of the time of a small plan
         stream.write(f"{text.plain if isinstance(text, Text) else text}\n")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roost.cli.inputs import Formatter, add_inputs, read_inputs
-from roost.cli.output import print_notes, print_problems, print_view
+from roost.cli.output import print_json, print_notes, print_problems, print_view
 from roost.errors import Finding
 from roost.plan import Plan
 
@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
     plan = Plan.resolve(config, topology)
     findings = plan.check()
     if args.json:
-        sys.stdout.write(plan.to_json())
+        print_json(plan.to_json())
     else:
         from roost.report.terminal import draw_plan
 
@@ -82,4 +82,4 @@ def _write_pictures(args: Namespace, plan: Plan, findings: Sequence[Finding]) ->
 
         write_file(args.svg, draw_svg(plan))
     written = " and ".join(path for path in (args.html, args.svg) if path)
-    print(f"wrote {written}", file=sys.stderr if args.json else sys.stdout)  # JSON stays alone
+    print_view(f"wrote {written}", sys.stderr if args.json else sys.stdout)  # JSON stays alone

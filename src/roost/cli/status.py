@@ -135,7 +135,7 @@ def _as_json(jobs: Sequence[JobStatus]) -> dict[str, Any]:
 def _list(jobs: Sequence[JobStatus]) -> None:
     """Every rank in a row."""
     from roost.report.columns import align
-    from roost.report.live_parts import accelerators_of, doing, headline, last_errors, printable
+    from roost.report.live_parts import accelerators_of, doing, headline, last_errors, one_line
 
     if not jobs:
         print_view("no Roost job runs on this Ray")
@@ -144,10 +144,10 @@ def _list(jobs: Sequence[JobStatus]) -> None:
         rows = [["  group", "rank", "node", "address", "accelerators", "process", "state"]]
         for group in job.groups:
             for worker in group.workers:
-                state = f"{doing(worker)}  {printable(worker.note)}".rstrip()
+                state = f"{doing(worker)}  {one_line(worker.note)}".rstrip()
                 rows.append(
                     [
-                        f"  {printable(group.name)}", str(worker.rank), str(worker.node_rank), worker.address or "-",
+                        f"  {one_line(group.name)}", str(worker.rank), str(worker.node_rank), worker.address or "-",
                         accelerators_of(worker), str(worker.pid or "-"), state,
                     ]
                 )  # fmt: skip

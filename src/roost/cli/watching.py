@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from roost.cli.output import spelled_out
+from roost.errors import printable
+
 __all__ = ["Frame", "watch_lines", "watch_screen"]
 
 Frame = Callable[[int | None, int | None], Text]
@@ -27,7 +30,7 @@ def watch_lines(draw: Callable[[], str], interval_s: float, count: int | None) -
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             began = time.monotonic()
-            sys.stdout.write(f"{draw()}\n")
+            sys.stdout.write(f"{printable(draw())}\n")
             sys.stdout.flush()
             number += 1
             if count is not None and number >= count:
@@ -48,7 +51,7 @@ def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
         while True:
             began = time.monotonic()
             width, height = console.size
-            frame = draw(width, height - 2)
+            frame = spelled_out(draw(width, height - 2))
             live.update(Text("\n\n").join([frame, Text("q to quit", style="dim")]), refresh=True)
             number += 1
             if count is not None and number >= count:

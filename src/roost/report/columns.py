@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from roost.errors import printable
+
 __all__ = ["align"]
 
 
@@ -17,7 +19,7 @@ def align(rows: Sequence[Sequence[Text | str]], gap: int = 3, header: bool = Tru
 
     A row may be shorter than the others; its last cell may then run over the columns after it.
     """
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     columns = max(len(row) for row in cells)
     widths = [
         max((row[i].cell_len for row in cells if i < len(row) and (i + 1 < len(row) or len(row) == columns)), default=0)

@@ -21,7 +21,7 @@ from roost.report.live_parts import (
     duration,
     headline,
     last_errors,
-    printable,
+    one_line,
     tally,
     worst_first,
 )
@@ -144,7 +144,7 @@ class _Painter:
         first, many = nodes[0], len(nodes) > 1
         start: list[Text | str] = [f"{first.rank}-{nodes[-1].rank}" if many else f"{first.rank}"]
         if titles.names:
-            start.append(printable(f"{first.name} …" if many else first.name))
+            start.append(one_line(f"{first.name} …" if many else first.name))
         blank: list[Text | str] = [""] * len(start)
         start += [""] * titles.usage
         if widest < 0:
@@ -196,7 +196,7 @@ class _Painter:
     def _group_row(self, group: GroupStatus) -> list[Text | str]:
         counts = group.counts()
         name = Text(self.letters[group.name], style=f"bold {self.colours[group.name]}")
-        name.append(f" {printable(group.name)}", style="not bold default")
+        name.append(f" {one_line(group.name)}", style="not bold default")
         row: list[Text | str] = [name, f"{len(group.workers):,}"]
         row += [
             Text(f"{counts[state]:,}", style=STYLES[state]) if counts.get(state) else Text("-", style="dim")
@@ -206,7 +206,7 @@ class _Painter:
         longest = max(busy, key=lambda rank: rank.since_s, default=None)
         errors = sum(rank.errors for rank in group.workers)
         row += [f"{sum(rank.calls for rank in group.workers):,}", Text(f"{errors:,}", style="red" if errors else "dim")]
-        row.append(f"{printable(longest.call)} {duration(longest.since_s)}" if longest is not None else "-")
+        row.append(f"{one_line(longest.call)} {duration(longest.since_s)}" if longest is not None else "-")
         return row
 
     def _ranks(self, limit: int) -> Text:
@@ -222,9 +222,9 @@ class _Painter:
     def _rank_row(self, name: str, rank: RankStatus) -> list[Text | str]:
         state = Text(doing(rank), style=STYLES.get(rank.state, ""))
         if rank.note:
-            state.append(f"  {printable(rank.note)}", style="dim")
+            state.append(f"  {one_line(rank.note)}", style="dim")
         process = str(rank.pid) if rank.pid else "-"
-        return [f"{printable(name)}[{rank.rank}]", str(rank.node_rank), accelerators_of(rank), process, state]
+        return [f"{one_line(name)}[{rank.rank}]", str(rank.node_rank), accelerators_of(rank), process, state]
 
 
 def _is_known(node: NodeStatus) -> bool:

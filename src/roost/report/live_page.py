@@ -16,7 +16,7 @@ from roost.report.live_parts import (
     doing,
     headline,
     last_errors,
-    printable,
+    one_line,
     tally,
     usage_text,
     worst_first,
@@ -62,7 +62,7 @@ def draw_status_page(jobs: Sequence[JobStatus], refresh_s: float | None = None) 
 
 
 def _text(value: object) -> str:
-    return escape(printable(value))
+    return escape(one_line(value))
 
 
 def _row(cells: Iterable[str], tag: str = "td") -> str:

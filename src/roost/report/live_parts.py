@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from roost.errors import printable
 from roost.ranks import format_ranks
 from roost.report.states import STATES, AcceleratorStatus, JobStatus, RankStatus
 
@@ -19,7 +20,7 @@ __all__ = [
     "duration",
     "headline",
     "last_errors",
-    "printable",
+    "one_line",
     "tally",
     "usage_text",
     "worst_first",
@@ -31,9 +32,9 @@ MARKS = {"dead": "!", "silent": "?", "starting": "+", "busy": "*", "ready": ""}
 _WORST = {state: index for index, state in enumerate(STATES)}
 
 
-def printable(text: object) -> str:
+def one_line(text: object) -> str:
     """A text of somebody else's in one line, without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(text))
+    return printable("".join(" " if c.isspace() else c for c in str(text)))
 
 
 def duration(seconds: float) -> str:
@@ -52,7 +53,7 @@ def duration(seconds: float) -> str:
 
 def doing(rank: RankStatus) -> str:
     """What a rank is doing, in words."""
-    call = printable(rank.call)
+    call = one_line(rank.call)
     if rank.state == "busy":
         others = f" and {rank.running - 1} more" if rank.running > 1 else ""
         return f"busy in {call}{others} for {duration(rank.since_s)}"
@@ -61,10 +62,10 @@ def doing(rank: RankStatus) -> str:
         return f"silent for {duration(rank.since_s)}{was}"
     if rank.state == "dead":
         was = f", was in {call}" if call else ""
-        return f"dead{was}" + (f": {printable(rank.reason)}" if rank.reason else "")
+        return f"dead{was}" + (f": {one_line(rank.reason)}" if rank.reason else "")
     if rank.state == "starting" and rank.since_s:
         return f"starting for {duration(rank.since_s)}"
-    return printable(rank.state)
+    return one_line(rank.state)
 
 
 def accelerators_of(rank: RankStatus) -> str:
@@ -85,7 +86,7 @@ def headline(job: JobStatus) -> str:
     owner = job.owner
     who = f"{owner.get('user', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
     seen = f", seen {time.strftime('%H:%M:%S', time.localtime(job.at))}" if job.at else ""
-    return printable(f"{job.namespace}: {job.machines}, {who}{seen}")
+    return one_line(f"{job.namespace}: {job.machines}, {who}{seen}")
 
 
 def tally(counts: dict[str, int]) -> str:
@@ -110,7 +111,7 @@ def last_errors(job: JobStatus, limit: int) -> list[str]:
     found = [(rank.last_error, name, rank.rank) for name, rank in all_ranks(job) if rank.last_error is not None]
     found.sort(key=lambda item: item[0].ago_s)
     lines = [
-        f"{printable(name)}[{rank}], {duration(error.ago_s)} ago in {printable(error.call)}: {printable(error.error)}"
+        f"{one_line(name)}[{rank}], {duration(error.ago_s)} ago in {one_line(error.call)}: {one_line(error.error)}"
         for error, name, rank in found[:limit]
     ]
     if len(found) > limit:

@@ -14,7 +14,7 @@ import ray
 import torch
 
 from roost.cluster import lease_ports
-from roost.errors import Finding, Fix, RolloutError
+from roost.errors import Finding, Fix, RolloutError, printable
 from roost.rl.borrowed import Lender
 from roost.rl.engine import Engine, EngineOutput, EnginePlace, WeightIntake
 from roost.rl.weights.buffers import StagedTensors
@@ -106,7 +106,7 @@ class EngineWorker(Worker):
         """Ends this process when the engine can never serve again: who looks after it finds it dead."""
         while not (reason := engine.ended()):
             time.sleep(END_S)
-        sys.stderr.write(f"the engine has ended: {reason}\n{engine.logs()}\n")
+        sys.stderr.write(printable(f"the engine has ended: {reason}\n{engine.logs()}\n"))
         sys.stderr.flush()
         os._exit(1)
 
