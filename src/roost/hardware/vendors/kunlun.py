@@ -8,7 +8,7 @@ KUNLUN = register_accelerator(
         visible_devices_variable="CUDA_VISIBLE_DEVICES",
         noset_variables=("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",),
         noun="XPU",
-        models=("Kunlun", "P800"),
+        models=("Kunlun", "P8"),
         device_files=("/dev/xpuctrl",),
     )
 )
