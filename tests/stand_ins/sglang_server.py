@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -41,7 +42,15 @@ KNOWN = {
 
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("launch_server", allow_abbrev=False)
-    for name in ("--model-path", "--host", "--device", "--dist-init-addr", "--weight-version", "--load-format"):
+    for name in (
+        "--api-key",
+        "--model-path",
+        "--host",
+        "--device",
+        "--dist-init-addr",
+        "--weight-version",
+        "--load-format",
+    ):
         parser.add_argument(name)
     for name in ("--port", "--tp-size", "--base-gpu-id", "--nnodes", "--node-rank", "--nccl-port", "--random-seed",
                  "--context-length"):  # fmt: skip
@@ -71,7 +80,7 @@ class Server:
         self.changed = asyncio.Condition()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=2**30)
+        app = web.Application(client_max_size=2**30, middlewares=[self.check_key])
         routes = {
             "/generate": self.generate, "/pause_generation": self.pause, "/continue_generation": self.proceed,
             "/abort_request": self.abort, "/flush_cache": self.flush, "/release_memory_occupation": self.release,
@@ -91,6 +100,14 @@ class Server:
             app.router.add_get(path, handler)
         app.router.add_get("/openapi.json", lambda _: _json({"paths": {path: {} for path in (*routes, *asked)}}))
         return app
+
+    @web.middleware
+    async def check_key(self, http: web.Request, handler: Any) -> Any:
+        """As SGLang does: health and metrics are open."""
+        is_open = http.path.startswith(("/health", "/ready", "/metrics"))
+        if is_open or http.headers.get("Authorization") == f"Bearer {self.asked.api_key}":
+            return await handler(http)
+        return _json({"error": "Unauthorized"}, 401)
 
     async def on_ranks(self, command: str, **arguments: Any) -> tuple[bool, str]:
         loop = asyncio.get_running_loop()
@@ -316,6 +333,8 @@ def _rank_main(asked: argparse.Namespace, rank: int) -> None:
 def main() -> None:
     """Starts the ranks of this node, and serves where it is the first."""
     asked = flags().parse_args()
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
+    logging.info(f"server_args={asked}")  # as SGLang does, key included
     torch.set_num_threads(1)
     fraction = asked.mem_fraction_static
     if fraction is not None and fraction < ENOUGH:

@@ -19,6 +19,7 @@ from roost.errors import RolloutError
 from roost.plan import WeightTransport
 from roost.rl.checkpoint_shapes import checkpoint_tensors
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang import inside
 from roost.rl.sglang.command import check_options, check_version, command_of, ranks_of
 from roost.rl.sglang.engine import SglangEngine
 from roost.rl.sglang.intake import buckets_of, make_intake, payload_of
@@ -31,7 +32,7 @@ from roost.rl.weights.ipc import IpcAddress
 
 def flags(place, seed=0, offload=False, options=()):
     words = command_of(place, "/model", "python3", seed, 4, offload, options)
-    assert words[:3] == ["python3", "-m", "sglang.launch_server"]
+    assert words[:2] == ["python3", inside.__file__]
     found = {}
     for index, word in enumerate(words):
         if word.startswith("--"):
@@ -79,6 +80,8 @@ def test_options_that_follow_from_the_plan_are_refused_all_at_once():
     assert error.value.codes == ("E123",) * 3
     assert [str(finding).split()[1] for finding in error.value.findings] == ["--tp", "--port", "--node-rank"]
     check_options(["--context-length", "9"])
+    with pytest.raises(RolloutError, match="--admin-api-key is made by Roost"):
+        check_options(["--admin-api-key=mine"])
 
 
 # Versions ------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 import roost
 from roost.rl.child import ServerProcess, ask
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang.command import ROUTES
 from roost.rl.sglang.ending import end_of
 from roost.rl.sglang.engine import SglangEngine
 from roost.rl.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
@@ -92,6 +93,34 @@ def test_it_is_started_as_its_place_says(engine: SglangEngine) -> None:
     assert found["enable_weights_cpu_backup"]
     assert (engine.broadcast, engine.broadcast_ranks) == ("sglang-gloo", 2)
     assert found["version"] == "0.5.9"
+
+
+def test_it_obeys_who_has_its_key_and_nobody_reads_that(engine: SglangEngine) -> None:
+    key = engine._place.key
+    before = state(engine), engine.version, said(engine)
+    for shown in ("", "x" * len(key)):
+        for route in ROUTES:
+            method = "GET" if route in ("/server_info", "/health_generate") else "POST"
+            if route != "/health_generate":  # open, as SGLang has it
+                with pytest.raises(roost.RolloutError, match="key") as caught:
+                    ask(f"{engine._url}{route}", method, {} if method == "POST" else None, key=shown)
+                assert caught.value.codes == ("E113",)
+        assert ask(f"{engine._url}/health", key=shown) is None
+    assert (state(engine), engine.version, said(engine)) == before
+    words = b""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words += Path(f"/proc/{name}/cmdline").read_bytes()
+    assert str(engine._place.server_port).encode() in words
+    assert key.encode() not in words
+    assert "server_args=" in engine.logs(), "it logs all of its settings"
+    assert key not in engine.logs()
+    assert key not in f"{engine.info()}"
+
+
+def test_it_is_never_open(home: Path) -> None:
+    with serving(home, EnginePlace(key="")) as engine, pytest.raises(roost.RolloutError, match="asks for a key"):
+        ask(f"{engine._url}/server_info")
 
 
 def test_it_generates(engine: SglangEngine) -> None:
@@ -240,7 +269,7 @@ def test_waiting_for_what_runs_has_an_end(engine: SglangEngine, monkeypatch: pyt
 
 def test_aborting_one_request(engine: SglangEngine) -> None:
     body = {"input_ids": PROMPT, "rid": "mine", "sampling_params": LONG}
-    mine = Started(lambda: ask(f"{engine._url}/generate", "POST", body))
+    mine = Started(lambda: ask(f"{engine._url}/generate", "POST", body, key=engine._place.key))
     other = Started(lambda: engine.generate([PROMPT], LONG)[0])
     wait_for(lambda: state(engine)["running"] == 2, "work")
     engine.abort("mine")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from roost.errors import Finding, Fix, RolloutError
 from roost.rl.engine import EnginePlace
+from roost.rl.sglang import inside
 from roost.rl.sglang.memory import FreeMemory, static_fraction
 
 __all__ = ["NEEDED", "ROUTES", "check_options", "check_version", "command_of", "ranks_of"]
@@ -23,7 +24,7 @@ ROUTES = (
 )  # fmt: skip
 """The commands that Roost gives it."""
 OWN = (
-    "--base-gpu-id", "--device", "--dist-init-addr", "--gpu-id-step", "--host", "--model", "--model-path", "--nccl-init-addr",
+    "--admin-api-key", "--api-key", "--base-gpu-id", "--device", "--dist-init-addr", "--gpu-id-step", "--host", "--model", "--model-path", "--nccl-init-addr",
     "--nccl-port", "--nnodes", "--node-rank", "--pipeline-parallel-size", "--port", "--pp", "--pp-size",
     "--skip-tokenizer-init", "--tensor-parallel-size", "--tp", "--tp-size",
 )  # fmt: skip
@@ -52,12 +53,16 @@ def check_options(options: Sequence[str]) -> None:
     """
     names = [str(option).split("=", 1)[0].replace("_", "-") for option in options]
     problems = [
-        Finding("E123", f"SglangEngine: {name} follows from the plan, and cannot be among the options")
+        Finding("E123", f"SglangEngine: {name} {_source_of(name)}, and cannot be among the options")
         for name in names
         if name in OWN
     ]
     if problems:
         raise RolloutError(problems)
+
+
+def _source_of(name: str) -> str:
+    return "is made by Roost" if name.endswith("-key") else "follows from the plan"
 
 
 def command_of(
@@ -83,7 +88,7 @@ def command_of(
         memory: What is free of its GPUs; ``None``: not known.
     """
     words = [
-        python, "-m", "sglang.launch_server",
+        python, str(inside.__file__),
         "--model-path", model,
         "--host", place.host, "--port", str(place.server_port),
         "--tp-size", str(ranks_of(place)),

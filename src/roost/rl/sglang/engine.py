@@ -21,6 +21,7 @@ from roost.rl.checkpoint_shapes import checkpoint_tensors
 from roost.rl.child import ServerProcess, ask, opener
 from roost.rl.client import EngineClient
 from roost.rl.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped, url_of
+from roost.rl.keys import VARIABLE, headers_of, make_key
 from roost.rl.requests import params_of_samples
 from roost.rl.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
 from roost.rl.sglang.ending import end_of
@@ -108,6 +109,8 @@ class SglangEngine(Engine):
         if not place.server_port:
             self._lease = lease_ports()
             place = replace(place, server_port=self._lease.port)
+        if not place.key:
+            place = replace(place, key=make_key())
         self._place = place
         is_cpu = place.device == "cpu"
         if self._can_offload is None:
@@ -127,14 +130,14 @@ class SglangEngine(Engine):
         command = command_of(
             place, self.model, self._python, self._seed, self.version, self._can_offload, self._options, self._memory
         )
-        self._child = ServerProcess(command, env=env, name="SGLang", log_name=place.log_name)
+        self._child = ServerProcess(command, env={**env, VARIABLE: place.key}, name="SGLang", log_name=place.log_name)
         self._child.start()
         self._asked_s = time.monotonic()
         self.log.info("SGLang %s on %s: %s", found, place.host, " ".join(command))
         if place.member:
             return ""
         self._url = url_of(place.host, place.server_port)
-        self._client = EngineClient(self._url, attempts=1, timeout_s=self.timeout_s)
+        self._client = EngineClient(self._url, attempts=1, timeout_s=self.timeout_s, key=place.key)
         return self._url
 
     def _log_memory(self) -> None:
@@ -168,7 +171,7 @@ class SglangEngine(Engine):
         if self._place.member:
             return ""
         try:
-            ask(f"{self._url}/{'health' if self._is_ready else 'health_generate'}", timeout_s=HEALTH_S)
+            self._get("health" if self._is_ready else "health_generate")
         except RolloutError as error:
             return error.findings[0].message
         if not self._is_ready:
@@ -179,7 +182,7 @@ class SglangEngine(Engine):
     def _check_routes(self) -> None:
         """Whether it has all commands; servers that do not list them are believed."""
         try:
-            paths = ask(f"{self._url}/openapi.json", timeout_s=HEALTH_S)["paths"]
+            paths = self._get("openapi.json")["paths"]
         except (RolloutError, KeyError, TypeError):
             return
         missing = [route for route in ROUTES if route not in paths]
@@ -214,9 +217,9 @@ class SglangEngine(Engine):
         return self._child.described_logs(200) if self._child is not None else ""
 
     def info(self) -> dict[str, Any]:
-        """What SGLang says of itself."""
-        found: dict[str, Any] = ask(f"{self._url}/server_info", timeout_s=HEALTH_S) if self._url else {}
-        return found
+        """What SGLang says of itself, its keys left out."""
+        found: dict[str, Any] = self._get("server_info") if self._url else {}
+        return {name: value for name, value in found.items() if not name.endswith("api_key")}
 
     # Work ----------------------------------------------------------------------------------
 
@@ -364,15 +367,19 @@ class SglangEngine(Engine):
             RolloutError: What it said (E111), or why it ended (E121).
         """
         try:
-            return ask(f"{self._url}/{route}", "POST", body, timeout_s or self.timeout_s)
+            return ask(f"{self._url}/{route}", "POST", body, timeout_s or self.timeout_s, key=self._place.key)
         except RolloutError as error:
             if self._child is not None and not self._child.is_alive() and not self._is_stopped:
                 raise RolloutError([self._end(self._child)]) from error
             raise
 
+    def _get(self, route: str) -> Any:
+        return ask(f"{self._url}/{route}", timeout_s=HEALTH_S, key=self._place.key)
+
     def _is_idle(self) -> bool:
         """Whether it has no request: only then it empties its cache."""
-        request = urllib.request.Request(f"{self._url}/flush_cache", method="POST", data=b"")  # noqa: S310
+        headers = headers_of(self._place.key)
+        request = urllib.request.Request(f"{self._url}/flush_cache", method="POST", data=b"", headers=headers)  # noqa: S310
         try:
             with opener.open(request, timeout=HEALTH_S):
                 return True
