@@ -29,17 +29,17 @@ def flags(words):
 
 
 def test_the_command_line_on_gpus_over_two_nodes():
-    first = flags(command_of(PLACE, "/models/m", "/opt/python", 25001, ["--max-model-len", "4096"]))
+    first = flags(command_of(PLACE, "/models/m", "/opt/python", "/run/s", ["--max-model-len", "4096"]))
     assert first["--tensor-parallel-size"] == "4", "two GPUs on each of two nodes"
     assert first["--distributed-executor-backend"] == "mp"
     assert first["--gpu-memory-utilization"] == "0.450"
     assert "--enable-sleep-mode" in first
-    assert (first["--host"], first["--port"]) == ("127.0.0.1", "25001")
+    assert first["--uds"] == "/run/s"
     assert json.loads(first["--weight-transfer-config"]) == {"backend": "roost"}
     assert first["--max-model-len"] == "4096"
-    second = flags(command_of(replace(PLACE, member=1), "/models/m", "/opt/python", 25001, []))
+    second = flags(command_of(replace(PLACE, member=1), "/models/m", "/opt/python", "/run/s", []))
     assert "--headless" in second
-    assert "--port" not in second
+    assert "--uds" not in second
     for words, rank in ((first, "0"), (second, "1")):
         assert (words["--nnodes"], words["--node-rank"]) == ("2", rank)
         assert (words["--master-addr"], words["--master-port"]) == ("10.0.0.5", "25000")
@@ -47,11 +47,12 @@ def test_the_command_line_on_gpus_over_two_nodes():
 
 def test_the_command_line_on_a_cpu():
     place = EnginePlace()
-    words = flags(command_of(place, "/models/m", sys.executable, 1, []))
+    words = flags(command_of(place, "/models/m", sys.executable, "/run/s", []))
     assert words["--tensor-parallel-size"] == "1"
     assert not {"--nnodes", "--enable-sleep-mode", "--gpu-memory-utilization", "--headless"} & set(words)
     assert words["--kv-cache-memory-bytes"] == str(1 << 30)
-    env = environment_of(place, {"VLLM_NO_USAGE_STATS": "0"})
+    env = environment_of(place, "/run/here", {"VLLM_NO_USAGE_STATS": "0"})
+    assert env["VLLM_RPC_BASE_PATH"] == "/run/here"
     assert (env["VLLM_SERVER_DEV_MODE"], env["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
     assert env["VLLM_NO_USAGE_STATS"] == "0", "the user's win"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from processes import alive, wait_for
 from rl_parts import Started, asked, check_complete, routed
@@ -118,6 +122,26 @@ def test_each_engine_is_a_vllm_of_its_own_behind_the_router(parts: Parts) -> Non
     assert all(info["vllm_version"].startswith("0.") and info["context_length"] == CONTEXT for info in said)
     command = next(words for words in processes_of(two).values() if "inside.py serve" in words)
     assert "--tensor-parallel-size 2 --distributed-executor-backend mp" in command
+
+
+def test_nobody_else_reaches_the_commands_of_vllm(parts: Parts) -> None:
+    for engine in engines(parts[1]):
+        found = processes_of(engine)
+        words = next(words.split() for words in found.values() if "inside.py serve" in words)
+        folder = Path(words[words.index("--uds") + 1]).parent
+        assert (stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid) == (0o700, os.getuid())
+        assert len([path for path in folder.iterdir() if path.is_socket()]) > 1, "its own are there, too"
+        own = [pid for pid, words in found.items() if words != "worker" and psutil.pid_exists(pid)]
+        assert len(own) > 1
+        ports = [
+            made.laddr for pid in own for made in psutil.Process(pid).net_connections("tcp") if made.status == "LISTEN"
+        ]
+        for address in ports:  # none on a CPU; torch and NCCL have some on GPUs
+            answer = b""
+            with contextlib.suppress(OSError), socket.create_connection(address, 5) as made:
+                made.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = made.recv(20)
+            assert not answer.startswith(b"HTTP"), address
 
 
 def test_samples_through_the_router_are_those_of_the_model(parts: Parts) -> None:

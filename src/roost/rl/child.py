@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http.client import HTTPException
 from typing import Any
 
@@ -135,6 +139,39 @@ def _end_of(log: int) -> bytes:
     return os.pread(log, LOG_BYTES, max(0, os.fstat(log).st_size - LOG_BYTES))
 
 
+def _opener_of(socket_path: str) -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _UnixHandler(socket_path))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, host: str, *, timeout: float, **options: Any) -> None:
+        super().__init__(host, timeout=timeout, **options)
+        self._path = path
+        self._timeout_s = timeout
+
+    def connect(self) -> None:
+        """Connect, and wait where the server has not accepted earlier connections yet.
+
+        A socket with a timeout of Python does not block in the kernel, and then a full backlog is an error at once.
+        """
+        self.sock = socket.socket(socket.AF_UNIX)
+        limit = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.sock.connect(self._path)
+        self.sock.settimeout(self._timeout_s)
+
+
+class _UnixHandler(urllib.request.HTTPHandler):
+    """Sends requests to a Unix socket, whatever their host."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_UnixConnection, self._path), request)
+
+
 def ask(
     url: str,
     method: str = "GET",
@@ -143,6 +180,7 @@ def ask(
     code: str = "E111",
     *,
     key: str = "",
+    socket_path: str = "",
 ) -> Any:
     """What a server answers, read as JSON where it is JSON; proxies are not asked.
 
@@ -153,6 +191,7 @@ def ask(
         timeout_s: Seconds to wait for the connection, and for each part of the answer.
         code: The code of errors.
         key: The server's key.
+        socket_path: The Unix socket that the server listens on; empty: the host and port of the URL.
 
     Raises:
         RolloutError: Where it does not answer, or refuses; with what it said. E113: it refuses the key.
@@ -161,7 +200,8 @@ def ask(
     headers = {"Content-Type": "application/json", **headers_of(key)}
     try:
         request = urllib.request.Request(url, method=method, data=data, headers=headers)  # noqa: S310
-        with opener.open(request, timeout=timeout_s) as answer:
+        chosen = _opener_of(socket_path) if socket_path else opener
+        with chosen.open(request, timeout=timeout_s) as answer:
             text = answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -20,7 +20,7 @@ TRIED = "0.32"
 """The version that all of this was run with."""
 OWN = (
     "--distributed-executor-backend", "--headless", "--host", "--master-addr", "--master-port", "--model", "--nnodes",
-    "--node-rank", "--port", "--tensor-parallel-size", "--tokens-only", "--weight-transfer-config", "-n", "-r", "-tp",
+    "--node-rank", "--port", "--tensor-parallel-size", "--tokens-only", "--uds", "--weight-transfer-config", "-n", "-r", "-tp",
 )  # fmt: skip
 """Options that follow from where the plan puts an engine, or from how it is commanded."""
 MEMORY_PART = 0.9
@@ -47,14 +47,14 @@ def check_options(options: Sequence[str]) -> list[Finding]:
     ]
 
 
-def command_of(place: EnginePlace, model: str, python: str, port: int, options: Sequence[str]) -> list[str]:
+def command_of(place: EnginePlace, model: str, python: str, socket_path: str, options: Sequence[str]) -> list[str]:
     """What starts a member of an engine.
 
     Args:
         place: Where.
         model: The model's folder.
         python: The interpreter that has vLLM.
-        port: Of vLLM's own server, which only this process talks to.
+        socket_path: The Unix socket of vLLM's own server, which only this process talks to.
         options: The user's; they come last, so that they win.
     """
     words = [
@@ -71,7 +71,7 @@ def command_of(place: EnginePlace, model: str, python: str, port: int, options: 
         host, _, meeting = place.dist_init_addr.rpartition(":")
         words += ["--nnodes", str(place.num_members), "--node-rank", str(place.member)]
         words += ["--master-addr", host.strip("[]"), "--master-port", meeting]
-    words += ["--headless"] if place.member else ["--host", "127.0.0.1", "--port", str(port)]
+    words += ["--headless"] if place.member else ["--uds", socket_path]
     if place.device != "cpu":
         words += ["--enable-sleep-mode", "--gpu-memory-utilization", f"{place.gpu_share * MEMORY_PART:.3f}"]
     else:  # by itself it takes nearly all memory, and so does the next engine
@@ -79,12 +79,19 @@ def command_of(place: EnginePlace, model: str, python: str, port: int, options: 
     return [*words, *options]
 
 
-def environment_of(place: EnginePlace, env: Mapping[str, str]) -> dict[str, str]:
-    """Its variables; the user's win."""
+def environment_of(place: EnginePlace, folder: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Its variables; the user's win.
+
+    Args:
+        place: Where.
+        folder: A private folder for its sockets.
+        env: The user's variables.
+    """
     own = {
         "VLLM_SERVER_DEV_MODE": "1",  # the commands for weights, pausing and sleeping
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # handles of GPU memory are pickled
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": folder,  # sockets between its processes, which unpickle what comes
         "VLLM_HOST_IP": place.host,
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # longer than the client's: nothing is sent into a closing connection
     }

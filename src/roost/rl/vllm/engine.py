@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -19,8 +20,8 @@ from typing import Any
 
 import torch
 
-from roost.cluster.ports import PortLease, lease_ports
-from roost.errors import Finding, RolloutError, RoostError
+from roost.cluster.private_folder import PrivateFolder
+from roost.errors import Finding, Fix, RolloutError, RoostError
 from roost.rl.checkpoint_shapes import checkpoint_tensors
 from roost.rl.child import LOG_LINES, ServerProcess, ask
 from roost.rl.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped
@@ -38,6 +39,10 @@ from roost.rl.weights.channels import Channel
 
 __all__ = ["VllmEngine"]
 
+URL = "http://vllm"
+"""A name for errors: requests go to a Unix socket."""
+LONGEST_FOLDER = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""A path of a Unix socket has 107 bytes at most; vLLM names its own by UUIDs."""
 PERIOD_S = 0.2
 COMMAND_S = 600.0
 DRAIN_S = 7200.0
@@ -80,8 +85,8 @@ class VllmEngine(Engine):
 
         self._place = EnginePlace()
         self._vllm_version = ""
-        self._url = ""
-        self._lease: PortLease | None = None
+        self._folder = PrivateFolder("vllm")
+        self._socket_path = ""
         self._server: ServerProcess | None = None
         self._asking: Asking | None = None
         self._vocabulary = 0
@@ -109,19 +114,22 @@ class VllmEngine(Engine):
         self._vllm_version = check_vllm(self._python, self._env)
         if place.device != "cpu":
             self.broadcast, self.broadcast_ranks = "vllm-nccl", ranks_of(place)
-        port = place.ports[1] if len(place.ports) > 1 else 0
-        if not port:
-            self._lease = lease_ports(1)
-            port = self._lease.port
-        command = command_of(place, str(self._model), self._python, port, self._options)
-        env = environment_of(place, self._env)
+        # Its server obeys everybody who reaches it, and unpickles what it is sent. Its API key would protect the
+        # routes for generating alone, so it listens on a socket in a folder that no other user can enter.
+        folder = self._folder.path()
+        if len(os.fsencode(folder)) > LONGEST_FOLDER:
+            message = f"the path of the private folder {folder} is too long for Unix sockets in it"
+            fixes = (Fix("use a shorter one", "export XDG_RUNTIME_DIR=/run/user/$(id -u)"),)
+            raise RolloutError([Finding("E123", message, fixes=fixes)])
+        self._socket_path = f"{folder}/http"
+        command = command_of(place, str(self._model), self._python, self._socket_path, self._options)
+        env = environment_of(place, folder, self._env)
         self._server = ServerProcess(command, env=env, name="vLLM", log_name=place.log_name)
         self._server.start()
         if place.member:
             return ""
-        self._url = f"http://127.0.0.1:{port}"
         self._wait_until_it_serves()
-        self._asking = Asking(self._url, self._first_version)
+        self._asking = Asking(URL, self._socket_path, self._first_version)
         self.log.info("vLLM %s serves %s, context %d", self._vllm_version, self._model, self._context)
         return super().start(place)
 
@@ -148,8 +156,8 @@ class VllmEngine(Engine):
     def _wait_until_it_serves(self) -> None:
         while self._server is not None and not self._is_stopped:
             with contextlib.suppress(RolloutError):
-                ask(f"{self._url}/health", timeout_s=5)
-                self._context = int(ask(f"{self._url}/v1/models")["data"][0]["max_model_len"])
+                self._ask("health", timeout_s=5)
+                self._context = int(self._ask("v1/models")["data"][0]["max_model_len"])
                 return
             if not self._server.is_alive():
                 raise RolloutError([self._died(self._server, "vLLM ended before it served")])
@@ -173,9 +181,7 @@ class VllmEngine(Engine):
         if self._server is not None:
             self._server.stop()
         self.forget_sources()
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        self._folder.close()
 
     def ended(self) -> str:
         """Why it can never serve again: its server died, or was left with half of a version."""
@@ -193,7 +199,7 @@ class VllmEngine(Engine):
         if reason or self._place.member:
             return reason
         try:
-            ask(f"{self._url}/health", timeout_s=10)
+            self._ask("health", timeout_s=10)
         except RolloutError as error:
             return error.findings[0].message
         return ""
@@ -233,7 +239,12 @@ class VllmEngine(Engine):
         Raises:
             RolloutError: Where it refuses or does not answer; with what it said (E111).
         """
-        return ask(f"{self._url}/{route}", "POST", body or {}, timeout_s)
+        return self._ask(route, "POST", body or {}, timeout_s)
+
+    def _ask(
+        self, route: str, method: str = "GET", body: Mapping[str, Any] | None = None, timeout_s: float = 60.0
+    ) -> Any:
+        return ask(f"{URL}/{route}", method, body, timeout_s, socket_path=self._socket_path)
 
     def pause(self, mode: str = "wait") -> None:
         """Holds new requests, and returns when nothing runs.

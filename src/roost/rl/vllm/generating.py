@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ NAMES = {
     "top_p": "top_p",
 }
 """Sampling parameters that are handed on, and what vLLM calls them."""
+CONNECT_AGAIN_S = 0.02
+"""Seconds between attempts to connect to a server that has not accepted earlier connections yet."""
 
 
 def bodies_of(
@@ -74,21 +77,46 @@ def _seed(read: SamplingParams, index: int, length: int) -> int:
     return int(uniform(read.seed, index, length) * (1 << 53))
 
 
+class _UnixLoop(asyncio.SelectorEventLoop):
+    """An event loop whose connections to Unix sockets wait while the server's backlog is full.
+
+    Over TCP the kernel tries again by itself. Here it fails with EAGAIN, which asyncio takes for a connection that is
+    under way, so that sending fails.
+    """
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
+        """As asyncio has it."""
+        made = socket.socket(socket.AF_UNIX)
+        made.setblocking(False)
+        try:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    made.connect(path)
+                    break
+                await asyncio.sleep(CONNECT_AGAIN_S)
+            return await super().create_unix_connection(protocol_factory, sock=made, **options)
+        except BaseException:
+            made.close()
+            raise
+
+
 class Asking:
     """The thread that asks.
 
     Args:
         url: Of vLLM's server.
+        socket_path: Its Unix socket.
         first_version: What vLLM calls ``default``: the weights that it started with.
     """
 
-    def __init__(self, url: str, first_version: int) -> None:
+    def __init__(self, url: str, socket_path: str, first_version: int) -> None:
         self._url = url
+        self._socket_path = socket_path
         self._first_version = first_version
         self._session: aiohttp.ClientSession | None = None
         self._names: dict[str, list[str]] = {}
         self._is_closed = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = _UnixLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-asking", daemon=True)
         self._thread.start()
 
@@ -126,8 +154,8 @@ class Asking:
 
     async def _ask(self, body: Mapping[str, Any], name: str) -> EngineOutput:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+            connector = aiohttp.UnixConnector(self._socket_path, limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         try:
             async with self._session.post(
                 f"{self._url}/inference/v1/generate", json={**body, "request_id": name}

@@ -1,0 +1,84 @@
+"""Folders for files and sockets of one process, inside the private folder of the user, that are always removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from roost.cluster.runtime_folder import runtime_folder
+
+__all__ = ["PrivateFolder"]
+
+
+class PrivateFolder:
+    """A folder with mode 0700 that exists from first use until :meth:`close`.
+
+    Its maker holds a file lock (``flock``) on it. The kernel releases that lock however the maker ends, so the next
+    process that makes a folder of the same kind can tell which ones were left behind, and removes them.
+
+    Args:
+        kind: Name of the folder that it is in, such as ``weights``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._made: tuple[str, int] | None = None
+
+    def path(self) -> str:
+        """Return the folder's path; make the folder where this is the first call.
+
+        Raises:
+            ClusterError: The private runtime folder cannot be used (R140).
+        """
+        if self._made is None:
+            parent = Path(runtime_folder(), self._kind)
+            parent.mkdir(mode=0o700, exist_ok=True)
+            _remove_abandoned(parent)
+            while self._made is None:
+                self._made = _make(parent)
+        return self._made[0]
+
+    def close(self) -> None:
+        """Remove the folder. Safe to call twice."""
+        if self._made is not None:
+            path, lock = self._made
+            self._made = None
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _make(parent: Path) -> tuple[str, int] | None:
+    """Make a folder and lock it; ``None`` where another process removed it before it was locked."""
+    path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
+    lock = _locked(path)
+    if lock is not None and os.path.exists(path):
+        return path, lock
+    if lock is not None:
+        os.close(lock)
+    return None
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders whose maker has ended."""
+    for found in parent.iterdir():
+        lock = _locked(str(found))
+        if lock is not None:
+            shutil.rmtree(found, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(path: str) -> int | None:
+    """Lock a folder, and return the descriptor that holds the lock; ``None`` where another process holds it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle

@@ -1,0 +1,153 @@
+"""Servers on Unix sockets in a private folder: nobody else reaches them, and bursts of connections are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from other_user import as_nobody, needs_root
+from toy_models import until
+
+from roost import RolloutError
+from roost.cluster.private_folder import PrivateFolder
+from roost.rl.child import ask
+from roost.rl.vllm.generating import Asking
+
+BACKLOG = 1
+ANSWER = {
+    "choices": [
+        {
+            "token_ids": [3],
+            "weight_versions": [],
+            "finish_reason": "length",
+            "logprobs": {"content": [{"logprob": -1.0}]},
+        }
+    ],
+    "usage": {"prompt_tokens": 1},
+}
+
+
+class Server:
+    """An HTTP server that has a socket from the start, and accepts connections from :meth:`start` on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.bodies: list[object] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        self._socket.listen(BACKLOG)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def waiting(self) -> int:
+        """How many connections nobody has accepted."""
+        return sum(line.endswith(f" {self.path}") for line in Path("/proc/net/unix").read_text().splitlines()) - 1
+
+    def start(self) -> None:
+        async def handle(request: web.Request) -> web.Response:
+            self.bodies.append(await request.json())
+            return web.json_response(ANSWER)
+
+        async def serve() -> None:
+            app = web.Application()
+            app.router.add_post("/{route:.*}", handle)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.SockSite(runner, self._socket, backlog=BACKLOG).start()
+
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(serve(), self._loop).result(60)
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+        self._socket.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    parent = tmp_path_factory.mktemp("r")
+    parent.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
+    made = PrivateFolder("vllm")
+    yield made.path()
+    made.close()
+    assert list((parent / "roost" / "vllm").iterdir()) == []
+
+
+@pytest.fixture
+def server(folder: str) -> Iterator[Server]:
+    made = Server(f"{folder}/http")
+    yield made
+    made.stop()
+
+
+def test_requests_wait_while_the_server_accepts_no_connection(server: Server) -> None:
+    asking = Asking("http://vllm", server.path, 0)
+    futures = [asking.submit([{"token_ids": [number]}], f"{number}") for number in range(50)]
+    until(lambda: server.waiting() > BACKLOG)  # the kernel takes one more, and refuses the rest
+    server.start()
+    assert [future.result(60)[0].output_ids for future in futures] == [[3]] * 50
+    assert sorted(json.loads(json.dumps(body))["token_ids"][0] for body in server.bodies) == list(range(50))
+    asking.close()
+
+
+def test_a_command_waits_while_the_server_accepts_no_connection(server: Server) -> None:
+    early = []
+    while server.waiting() <= BACKLOG:
+        early.append(socket.socket(socket.AF_UNIX))
+        early[-1].connect(server.path)
+    answers: list[object] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(ask("http://vllm/pause", "POST", {"mode": "wait"}, socket_path=server.path))
+    )
+    asking.start()
+    server.start()
+    asking.join(60)
+    assert answers == [ANSWER]
+    for one in early:
+        one.close()
+
+
+def test_a_command_has_a_limit_and_a_named_error(server: Server) -> None:
+    early = []
+    while server.waiting() <= BACKLOG:
+        early.append(socket.socket(socket.AF_UNIX))
+        early[-1].connect(server.path)
+    with pytest.raises(RolloutError, match="POST http://vllm/pause does not answer") as caught:
+        ask("http://vllm/pause", "POST", {}, 0.1, socket_path=server.path)
+    assert caught.value.codes == ("E111",)
+    for one in early:
+        one.close()
+    with pytest.raises(RolloutError, match="does not answer"):
+        ask("http://vllm/pause", "POST", {}, socket_path=f"{server.path}-of-nobody")
+
+
+def test_requests_to_a_server_that_is_gone_fail(folder: str) -> None:
+    asking = Asking("http://vllm", f"{folder}/http", 0)
+    with pytest.raises(RolloutError, match="vLLM's server does not answer"):
+        asking.submit([{"token_ids": [1]}], "x").result(60)
+    asking.close()
+
+
+@needs_root
+def test_another_user_cannot_even_see_the_socket(server: Server) -> None:
+    assert stat.S_IMODE(Path(server.path).parent.stat().st_mode) == 0o700
+    for parent in Path(server.path).parents:  # only the private folder protects it, not the folders of pytest
+        if parent.name == "roost":
+            break
+    for path in parent.parents:
+        if "pytest" in str(path):
+            path.chmod(0o755)
+    assert as_nobody('[ -d "$1" ]', str(parent)).returncode == 0
+    assert as_nobody('[ -e "$1" ]', server.path).returncode == 1
+    assert as_nobody('ls "$1"', str(parent)).returncode != 0
