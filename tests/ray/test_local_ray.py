@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
 
 import roost
-from roost.testing import local_ray
+from roost.testing import local, local_ray
 
 
 def mentioning(text: str) -> list[int]:
@@ -80,3 +84,64 @@ def test_an_error_inside_leaves_nothing_either(eventually: Callable[..., None]) 
 def test_machines_that_make_no_sense_are_refused_before_anything_starts() -> None:
     with pytest.raises(roost.RoostError):
         local_ray("two by four")
+
+
+OWN = """
+import json, os, sys
+from ray._raylet import AuthenticationMode, get_authentication_mode  # imported before the variable is there
+import ray, roost
+from roost.testing import local_ray
+
+@ray.remote
+def mode():
+    return os.environ["RAY_AUTH_MODE"]
+
+with local_ray("2x1", cpus=1) as machines:
+    with roost.Cluster(num_nodes=2):
+        found = [os.environ["RAY_AUTH_MODE"], ray.get(mode.remote())]
+    print(json.dumps([machines.address, *found]), flush=True)
+    sys.stdin.readline()
+print(json.dumps([os.environ.get("RAY_AUTH_MODE"), get_authentication_mode() == AuthenticationMode.DISABLED]))
+"""
+STRANGER = "import ray, sys; ray.init(address=sys.argv[1])"
+
+
+def test_a_token_of_the_user_is_used(tmp_path: Path) -> None:
+    pytest.importorskip("ray._private.authentication", reason="this Ray has no authentication")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("the-own-token-of-this-user")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_A")}
+    command = [sys.executable, "-c", OWN]
+    with subprocess.Popen(
+        command, env={**env, "HOME": str(tmp_path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as own:
+        assert own.stdout is not None
+        assert own.stdin is not None
+        try:
+            address, *modes = json.loads(own.stdout.readline())
+            assert modes == ["token", "token"]
+            stranger = subprocess.run(
+                [sys.executable, "-c", STRANGER, address],
+                env={**env, "RAY_AUTH_MODE": "disabled"}, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert stranger.returncode != 0
+            assert "Unauthenticated" in stranger.stderr + stranger.stdout
+            own.stdin.write("\n")
+            own.stdin.flush()
+            assert json.loads(own.stdout.readline()) == [None, True], "as it was before"
+        finally:
+            own.kill()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "disabled"), ({"RAY_AUTH_MODE": "token"}, None), ({"RAY_AUTH_TOKEN": "x"}, "token")]
+)
+def test_what_is_set_for_authentication(
+    given: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert local._authentication() == ({} if expected is None else {"RAY_AUTH_MODE": expected})

@@ -19,7 +19,6 @@ __all__ = ["LocalRay", "local_ray"]
 
 OBJECT_STORE_BYTES = 80 * 2**20
 _ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     # torch asks for the names of addresses; these have none, and nobody should wait for that.
     "RES_OPTIONS": "timeout:1 attempts:1",
@@ -74,7 +73,9 @@ class LocalRay:
         folder = tempfile.mkdtemp(prefix="roost-", dir="/tmp")
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
         os.makedirs(f"{folder}/ray")
-        self._undo.enter_context(_environment({**_ENVIRONMENT, "RAY_TMPDIR": folder}))
+        self._undo.callback(_read_authentication)  # after the variables are as before
+        self._undo.enter_context(_environment({**_ENVIRONMENT, **_authentication(), "RAY_TMPDIR": folder}))
+        _read_authentication()
         from ray.cluster_utils import Cluster as RayCluster
 
         from roost.cluster.guards import guard_embedded_ray
@@ -162,6 +163,27 @@ def local_ray(
     """
     topology = Topology.parse(machines) if isinstance(machines, str) else machines
     return LocalRay(topology, cpus=cpus, shuffle=shuffle, env_vars=env_vars)
+
+
+def _authentication() -> dict[str, str]:
+    """Return the variable for Ray's authentication where the user has not set it: on if there is a token, else off.
+
+    Without it Ray would decide by itself, process by process. Its answer changes when another Ray that starts on this
+    machine writes a token, and nodes that answered differently refuse each other.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    with contextlib.suppress(OSError):
+        has_token = has_token or os.path.getsize(os.path.expanduser("~/.ray/auth_token")) > 0
+    return {"RAY_AUTH_MODE": "token" if has_token else "disabled"}
+
+
+def _read_authentication() -> None:
+    """Have the Ray of this process read its variables again: it did when it was imported."""
+    from ray._raylet import Config
+
+    Config.initialize("")
 
 
 def _disconnect() -> None:
