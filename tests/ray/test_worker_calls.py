@@ -304,12 +304,12 @@ def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
 
 
 def test_a_timeout_says_who_is_busy_in_what(group: roost.WorkerGroup) -> None:
-    result = group.nap(roost.PerRank([0.0, 5.0, 0.0]))
+    result = group.nap(roost.PerRank([0.0, 8.0, 0.0]))
     with pytest.raises(CallTimeoutError) as caught:
-        result.wait(timeout=0.5)
+        result.wait(timeout=3.0)
     assert not result.done(), "the wait ended before the call"
     text = str(caught.value)
-    assert "1 of 3 ranks did not end within 0.5 s" in text
+    assert "1 of 3 ranks did not end within 3 s" in text
     assert "rank 1: busy in nap() for" in text
     assert "rank 0" not in text
     assert isinstance(caught.value, TimeoutError)

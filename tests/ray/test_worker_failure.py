@@ -49,6 +49,26 @@ def two_of(cluster: roost.Cluster, name: str) -> roost.WorkerGroup:
     return Parent.create_group().launch(cluster, roost.FlexiblePlacementStrategy([[0], [4]]), name=name)
 
 
+def test_a_stopped_worker_is_named_by_the_timeout_and_killed_by_close(cluster: roost.Cluster) -> None:
+    """A process that SIGSTOP holds is not dead for Ray, and does not do what Ray tells it to."""
+    group = two_of(cluster, "stopped")
+    pids = group.pid().wait()
+    children = group.child().wait()
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(roost.CallTimeoutError) as caught:
+            group.pid().wait(timeout=3)
+        assert time.monotonic() - started < 60, "a process that hangs is not waited for"
+        assert "1 of 2 ranks did not end within 3 s" in str(caught.value)
+        assert "rank 1: does not answer" in str(caught.value)
+        group.close()
+        wait_for(lambda: not alive([*pids, *children]) and not wardens_of(pids), "the end of all", 60.0)
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_killed_worker_ends_the_call_and_its_children(cluster: roost.Cluster, free_gpus: Callable[[], float]) -> None:
     before = ray_state()
     with two_of(cluster, "killed") as group:

@@ -80,7 +80,9 @@ class EngineHandle:
 
     def end_members(self) -> None:
         """Ends those of its processes that are left: they are of no use without the others."""
-        end_workers([self.group._handles[self.first + member] for member in range(self.num_members)])
+        ranks = range(self.first, self.first + self.num_members)
+        found = self.group.binding.attestations if self.group.binding is not None else ()
+        end_workers([self.group._handles[rank] for rank in ranks], found[ranks.start : ranks.stop])
 
     def describe(self) -> GroupResult | None:
         """What it wants of the weights."""

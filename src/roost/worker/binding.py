@@ -29,6 +29,7 @@ class Attestation:
         uuids: What the driver library really shows it; ``None`` where there is none to ask, or it fails.
         strangers: Processes of others that hold memory of the node's accelerators, where it was asked to look.
         driver_error: Why the driver library does not tell; empty where it does, or was not asked.
+        started: When its process started, as the kernel of its node counts; tells it from a later one with its pid.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Attestation:
     uuids: tuple[str, ...] | None
     strangers: tuple[Stranger, ...] = ()
     driver_error: str = ""
+    started: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster import Cluster
 from roost.cluster.losses import LostNode
 from roost.cluster.manager_calls import ask_managers
 from roost.errors import ClusterError, Finding, PlacementError, WorkerError
-from roost.worker.binding import Binding
+from roost.worker.binding import Attestation, Binding
 from roost.worker.lane import LaneClient
+from roost.worker.processes import kill_if_same
 from roost.worker.results import GroupResult, LaneResult, failure_of
 
 __all__ = ["PerRank", "WorkerGroup", "end_workers"]
+
+ANSWER_S = 1.0
+"""Seconds that a worker has to answer before it is ended; the process of one that does not is killed directly."""
 
 
 class WorkerGroup:
@@ -197,11 +202,18 @@ class WorkerGroup:
     def states(self, ranks: Sequence[int] | None = None, timeout: float = 5.0) -> list[dict[str, Any]]:
         """What each worker is doing; answers while they are busy."""
         self._check_open()
-        chosen = list(ranks) if ranks is not None else list(range(self.world_size))
-        refs = [self._handles[rank].state.remote() for rank in chosen]
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout)
+        return self.read_states(self.ask_states(range(self.world_size) if ranks is None else ranks), timeout)
+
+    def ask_states(self, ranks: Iterable[int]) -> dict[int, ray.ObjectRef]:
+        """Ask workers what they are doing, for :meth:`read_states`; returns at once."""
+        return {rank: self._handles[rank].state.remote() for rank in ranks}
+
+    def read_states(self, asked: Mapping[int, ray.ObjectRef], timeout: float) -> list[dict[str, Any]]:
+        """What workers answered within a timeout; those that have not answered are ``silent``."""
+        refs = list(asked.values())
+        ready = set(ray.wait(refs, num_returns=len(refs), timeout=timeout)[0]) if refs else set()
         states = []
-        for rank, ref in zip(chosen, refs, strict=True):
+        for rank, ref in asked.items():
             try:
                 states.append(ray.get(ref) if ref in ready else {"rank": rank, "state": "silent"})
             except ray.exceptions.RayError as error:
@@ -245,7 +257,7 @@ class WorkerGroup:
         if not self._cluster.is_open:  # Ray has ended the workers
             self._cluster._groups.remove(self)
             return
-        end_workers(self._handles)
+        end_workers(self._handles, self.binding.attestations if self.binding is not None else ())
         with contextlib.suppress(ClusterError):
             ask_managers(self._cluster.managers, "remove_group", self.name)
         if self.binding is not None and self.binding.reservation:
@@ -280,14 +292,37 @@ def _for_rank(value: Any, index: int, count: int) -> Any:
     return value.values[index]
 
 
-def end_workers(handles: Sequence[ray.actor.ActorHandle]) -> None:
-    """Kills actors, and waits until their names are free again."""
+def end_workers(handles: Sequence[ray.actor.ActorHandle], attestations: Sequence[Attestation] = ()) -> None:
+    """Kill actors, and wait until their names are free again.
+
+    Args:
+        handles: The actors.
+        attestations: What they found at their start. Processes of actors that do not answer are killed by it:
+            Ray asks a process to end by itself, which one that is stopped does not do (Ray 2.47 leaves it for ever,
+            Ray 2.60 for five seconds).
+    """
     if not ray.is_initialized():  # they ended with the connection
         return
+    asked = [handle.state.remote() for handle, _ in zip(handles, attestations, strict=False)]
+    answered = set(ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)[0]) if asked else set()
+    hung = [found for ref, found in zip(asked, attestations, strict=False) if ref not in answered]
     for handle in handles:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(handle)
+    killing = _kill_processes(hung)
     deadline = time.monotonic() + 10.0
-    pending = [handle.state.remote() for handle in handles]
+    pending = [handle.state.remote() for handle in handles] + killing
     while pending and time.monotonic() < deadline:
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=0.2)
+
+
+def _kill_processes(found: Sequence[Attestation]) -> list[ray.ObjectRef]:
+    """Kill processes by SIGKILL, through a task on each of their nodes; returns what these tasks give."""
+    of_node: dict[str, list[tuple[int, int]]] = {}
+    for one in found:
+        of_node.setdefault(one.ray_node_id, []).append((one.pid, one.started))
+    task = ray.remote(num_cpus=0, max_retries=0)(kill_if_same)
+    return [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(processes)
+        for node, processes in of_node.items()
+    ]

@@ -31,6 +31,7 @@ from roost.worker.binding import Attestation
 from roost.worker.calls import CONSTRUCTOR, CallRecord
 from roost.worker.context import WorkerContext, install_context
 from roost.worker.lane import LaneAddress, LaneServer
+from roost.worker.processes import look_at
 from roost.worker.strangers import find_strangers
 from roost.worker.worker import Worker
 
@@ -71,7 +72,7 @@ class Host:
             looks_for_strangers: Whether it sees who holds memory of this node's accelerators.
             own: Processes that are no strangers.
         """
-        context = ray.get_runtime_context()
+        context, facts = ray.get_runtime_context(), look_at(os.getpid())
         variable = self._type.visible_devices_variable if self._type else ""
         ask = self._type.visible_uuids if self._type and asks_driver else None
         holders = self._type.holders if self._type and looks_for_strangers else None
@@ -91,6 +92,7 @@ class Host:
             tuple(uuids) if uuids is not None else None,
             tuple(strangers),
             driver_error,
+            facts.started if facts is not None else 0,
         )
         return attestation, self._port.port if self._port else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -25,6 +25,12 @@ __all__ = ["GroupResult", "LaneResult", "failure_of"]
 
 SLICE_S = 2.0
 """How often a call that waits looks whether its cluster is still there."""
+LOOK_S = 1.0
+"""Seconds before a timeout at which ranks that are late are asked what they are doing."""
+MAX_NAMED = 8
+"""How many ranks that are late an error names."""
+GRACE_S = 0.4
+"""Seconds that the error of a timeout may come late, to wait for what they answer."""
 
 
 class GroupResult:
@@ -51,17 +57,20 @@ class GroupResult:
             CallTimeoutError: Where the timeout ran out; it says who is still busy.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        limit_s = SLICE_S
+        limit_s, look_s = SLICE_S, deadline - min(LOOK_S, (timeout or 0.0) / 2)
+        asked: dict[int, ray.ObjectRef] = {}
         while self._values is None:
             self._group._check_open()
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = max(0.0, look_s - time.monotonic())
             try:
                 self._values = ray.get(self.refs, timeout=min(limit_s, left_s))
             except GetTimeoutError:
                 if self._have_ended():  # a wait that times out starts the transfer of large values anew
-                    limit_s = 86_400.0
+                    limit_s, look_s = 86_400.0, deadline
                 if time.monotonic() >= deadline:
-                    raise self._late(timeout) from None
+                    raise self._late(timeout, asked) from None
+                if time.monotonic() >= look_s:
+                    asked, look_s = self._ask_late(), deadline
             except RayError as error:
                 raise self._failure(error) from _cause(error)
         return [value for value, _ in self._values]
@@ -69,6 +78,11 @@ class GroupResult:
     def _have_ended(self) -> bool:
         ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
         return len(ready) == len(self.refs)
+
+    def _ask_late(self) -> dict[int, ray.ObjectRef]:
+        """Ask ranks that are late what they are doing."""
+        _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        return self._group.ask_states([self._ranks[self.refs.index(ref)] for ref in late[:MAX_NAMED]])
 
     def done(self) -> bool:
         """Whether every rank has finished, well or not."""
@@ -126,10 +140,10 @@ class GroupResult:
                     return failure_of(self._group, rank, found, f"{self._method}()")
         return WorkerError([Finding("W201", f"{self._group.name}.{self._method}() failed: {error}")])
 
-    def _late(self, timeout: float | None) -> CallTimeoutError:
+    def _late(self, timeout: float, asked: Mapping[int, ray.ObjectRef]) -> CallTimeoutError:
         _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
-        ranks = [self._ranks[self.refs.index(ref)] for ref in late]
-        states = self._group.states(ranks[:8])
+        ranks = {self._ranks[self.refs.index(ref)] for ref in late}
+        states = self._group.read_states({rank: ref for rank, ref in asked.items() if rank in ranks}, GRACE_S)
         lines = tuple(f"rank {state['rank']}: {_doing(state)}" for state in states)
         message = f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within {timeout:g} s"
         fixes = (Fix("see where they are", "group.stacks()"),)
@@ -180,7 +194,7 @@ class LaneResult:
 def _doing(state: dict[str, Any]) -> str:
     if state["state"] == "busy":
         return f"busy in {state['call']}() for {state['since_s']:.1f} s"
-    return str(state["state"])
+    return "does not answer" if state["state"] == "silent" else str(state["state"])
 
 
 def _cause(error: BaseException) -> BaseException | None:
