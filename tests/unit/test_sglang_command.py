@@ -23,6 +23,7 @@ from roost.rl.sglang import inside
 from roost.rl.sglang.command import check_options, check_version, command_of, ranks_of
 from roost.rl.sglang.engine import SglangEngine
 from roost.rl.sglang.intake import buckets_of, make_intake, payload_of
+from roost.rl.sglang.memory import FreeMemory, measure_free, static_fraction
 from roost.rl.sglang.staging import saved
 from roost.rl.weights.channels import Channel, Piece
 from roost.rl.weights.ipc import IpcAddress
@@ -52,6 +53,20 @@ def test_flags_of_an_engine_on_four_gpus():
         "--random-seed": "12", "--dist-init-addr": "10.0.0.1:3002", "--nccl-port": "3001",
         "--mem-fraction-static": "0.450", "--enable-memory-saver": "", "--enable-weights-cpu-backup": "",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("share", "free_gib", "fraction"),
+    [(0.5, 100, 0.45), (0.5, 60, 0.75), (0.5, 50, 0.9), (0.5, 40, 0.9), (0.4, 99, 0.36 / 0.99), (0.5, 0, 0.45)],
+)
+def test_the_fraction_of_free_memory_that_makes_the_share(share, free_gib, fraction):
+    assert static_fraction(share, FreeMemory(free_gib, 100)) == pytest.approx(fraction)
+
+
+def test_memory_that_cannot_be_measured_is_taken_to_be_free(tmp_path):
+    assert measure_free(sys.executable, {}) is None or torch.cuda.is_available()
+    assert measure_free(str(tmp_path / "no-python"), {}) is None
+    assert static_fraction(0.5, None) == 0.45
 
 
 def test_flags_of_the_second_of_two_members():

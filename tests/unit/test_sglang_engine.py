@@ -333,9 +333,7 @@ def interpreter(folder: Path, free_gib: float, total_gib: float) -> dict[str, An
     return {"python": str(folder / "python"), "free": str(free_gib)}
 
 
-@pytest.mark.parametrize(
-    ("free_gib", "static_gib"), [(100, 45), (60, 45), (50, 45), (40, 36)], ids=["empty", "fuller", "full", "too full"]
-)
+@pytest.mark.parametrize(("free_gib", "static_gib"), [(60, 45), (40, 36)], ids=["enough is free", "less is free"])
 def test_it_gets_the_memory_that_the_plan_says_whatever_else_is_on_the_gpu(
     home: Path, tmp_path: Path, free_gib: float, static_gib: float, caplog: pytest.LogCaptureFixture
 ) -> None:
