@@ -201,11 +201,11 @@ class WorkerGroup:
 
     def states(self, ranks: Sequence[int] | None = None, timeout: float = 5.0) -> list[dict[str, Any]]:
         """What each worker is doing; answers while they are busy."""
-        self._check_open()
         return self.read_states(self.ask_states(range(self.world_size) if ranks is None else ranks), timeout)
 
     def ask_states(self, ranks: Iterable[int]) -> dict[int, ray.ObjectRef]:
         """Ask workers what they are doing, for :meth:`read_states`; returns at once."""
+        self._check_open()
         return {rank: self._handles[rank].state.remote() for rank in ranks}
 
     def read_states(self, asked: Mapping[int, ray.ObjectRef], timeout: float) -> list[dict[str, Any]]:
