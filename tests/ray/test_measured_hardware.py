@@ -23,6 +23,7 @@ def test_registered_types_find_themselves(four_nodes: LocalRay, monkeypatch: pyt
     @dataclass
     class Arm:
         port: int
+        node_rank: int = -1  # which node this is, only the cluster knows
 
         @classmethod
         def detect(cls) -> list[Arm]:

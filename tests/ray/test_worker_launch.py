@@ -212,6 +212,26 @@ def test_half_a_request_is_refused(cluster: roost.Cluster, arguments: dict[str, 
         Probe.create_group().launch(cluster, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"isolate_accelerator": 4}, "isolate_accelerator is True or False, not 4"),
+        ({"max_concurrency": "4"}, "max_concurrency is a whole number from 1 up, not '4'"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"name": 4}, "name is a text, not 4"),
+        ({"placement_strategy": "0-3"}, "placement_strategy is a strategy, not '0-3'"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_refused(cluster: roost.Cluster, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(roost.LaunchError, match=words):
+        Probe.create_group().launch(cluster, **arguments)
+
+
+def test_options_of_a_launch_are_given_by_name(cluster: roost.Cluster) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Probe.create_group().launch(cluster, roost.NodePlacementStrategy([0]), "by-place", 4)
+
+
 def test_a_plan_for_other_machines_is_refused(cluster: roost.Cluster) -> None:
     plan = roost.Plan.resolve(
         {"cluster": {"num_nodes": 1, "component_placement": {"actor": 0}}}, roost.Topology.parse("1x8")
@@ -331,6 +351,7 @@ def test_a_robot_reaches_its_worker(cluster: roost.Cluster) -> None:
     @roost.register_hardware("Arm")
     @dataclass
     class Arm:
+        node_rank: int
         robot_ip: str
         camera: str = "front"
 
@@ -340,6 +361,7 @@ def test_a_robot_reaches_its_worker(cluster: roost.Cluster) -> None:
     with Probe.create_group().launch(cluster, plan=plan, component="env") as group:
         first, second = group.robots().wait()
         assert len(first) == len(second) == 1
+        assert Arm(**first[0]) == Arm(1, "10.9.0.1")
         assert (first[0]["robot_ip"], second[0]["robot_ip"], second[0]["camera"]) == ("10.9.0.1", "10.9.0.2", "top")
         assert [place[2] for place in group.place().wait()] == ["0,1,2,3"] * 2, "the resource is no accelerator"
 

@@ -9,7 +9,7 @@ from typing import Optional
 import pytest
 
 from roost import AcceleratorType, ConfigError, Plan, RoostError, Topology, register_accelerator, register_hardware
-from roost.hardware import accelerators, hardware_types
+from roost.hardware import accelerators, hardware_types, values_for_worker
 from roost.hardware.accelerators import Device
 from roost.hardware.vendors import nvidia
 
@@ -197,7 +197,23 @@ def test_only_dataclasses():
     assert "UnitPlain" not in hardware_types()
 
 
-@pytest.mark.parametrize("name", ["node_rank", "type"])
-def test_names_that_the_job_file_needs_are_taken(name):
-    with pytest.raises(RoostError, match=name):
-        register_hardware("UnitTaken")(dataclass(type("Taken", (), {"__annotations__": {name: int}})))
+def test_a_name_that_the_job_file_needs_is_taken():
+    with pytest.raises(RoostError, match="a field 'type'"):
+        register_hardware("UnitTaken")(dataclass(type("Taken", (), {"__annotations__": {"type": str}})))
+
+
+def test_a_class_may_have_the_rank_of_its_node():
+    @register_hardware("UnitRanked")
+    @dataclass
+    class Ranked:
+        node_rank: int
+        robot_ip: str
+
+    topology = with_robot("UnitRanked", robot_ip="a")
+    ((rank, item),) = topology.group("r").hardware
+    assert (rank, item.fields) == (0, {"robot_ip": "a"})
+    assert Topology.from_dict(topology.to_dict()) == topology
+    assert Ranked(**values_for_worker(item.type, item.fields, 3)) == Ranked(3, "a")
+    assert values_for_worker("UnitBell", {"tone": 1}, 3) == {"tone": 1}
+    with pytest.raises(ConfigError, match="robot_ip"):
+        with_robot("UnitRanked")

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from roost import ComponentPlacement, ConfigError, Plan, RoostError, Topology
+from roost import ComponentPlacement, ConfigError, PlacementError, Plan, RoostError, Topology
 
 FOUR = Topology.parse("4x8")
 
@@ -30,6 +30,9 @@ def groups(text, topology=FOUR):
         (["0-1", 3], (0, 1, 3)),
         ([3], (3,)),
         (range(2), (0, 1)),
+        ("all", (0, 1, 2, 3)),
+        (" All ", (0, 1, 2, 3)),
+        ("ALL", (0, 1, 2, 3)),
     ],
 )
 def test_node_ranks(node_ranks, expected):
@@ -40,7 +43,7 @@ def test_node_ranks(node_ranks, expected):
 @pytest.mark.parametrize(
     "node_ranks",
     [
-        None, "", "all", "x", "-1", -1, 4, "0-4", "2-9", [0, 4], "3-0", [0, 0], "0,0", "0-2,1", 1.5, True, {"a": 1}, [[0]],
+        None, "", "x", "all,0", ["all"], "-1", -1, 4, "0-4", "2-9", [0, 4], "3-0", [0, 0], "0,0", "0-2,1", 1.5, True, {"a": 1}, [[0]],
         [None], [], "0-999999999999", "9" * 5000, float("nan"),
     ],
     ids=lambda value: repr(value)[:20],
@@ -229,6 +232,66 @@ def test_hardware_is_counted_node_by_node(job, robot):
     placements = placed.get_strategy("env").get_placement(placed.topology)
     assert [(p.cluster_node_rank, p.local_hardware_ranks) for p in placements] == [(1, (0,)), (1, (1,)), (2, (0,))]
     assert [item.fields["robot_ip"] for _, item in placed.topology.group("robots").hardware] == ["a", "b", "c"]
+
+
+def test_all_nodes_of_an_environment_are_those_of_its_group():
+    topology = groups("[{label: a, node_ranks: 1-2, env_configs: [{node_ranks: ALL, env_vars: [{A: 1}]}]}]")
+    (environment,) = topology.group("a").environments
+    assert environment.node_ranks == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("BAD", ["the text 'BAD'", "- BAD: value"]),
+        ("A=1", ["the text 'A=1'", "- A: value"]),
+        ("7", ["env_vars is 7, not a name"]),
+        ("null", ["nothing"]),
+        ("[A, 1]", ["a list"]),
+    ],
+)
+def test_a_variable_without_a_value_is_named(entry, words):
+    with pytest.raises(ConfigError) as caught:
+        groups(f"[{{label: a, node_ranks: 0, env_configs: [{{node_ranks: 0, env_vars: [{entry}]}}]}}]")
+    assert [finding.code for finding in caught.value.findings] == ["C307"]
+    assert "0 names" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [0, 4090, ["cluster"], {"a": 1}, True])
+def test_a_group_is_asked_for_by_a_text(label):
+    with pytest.raises(PlacementError, match="there is no node group"):
+        FOUR.group(label)
+
+
+def test_no_label_stands_for_all_nodes():
+    assert FOUR.group(None) is FOUR.group("cluster")
+
+
+def robots(label, *configs, nodes="0-1"):
+    return {"label": label, "node_ranks": nodes, "hardware": {"type": "UnitRobot", "configs": list(configs)}}
+
+
+def test_a_robot_belongs_to_one_group(robot):
+    one, other = {"node_rank": 0, "robot_ip": "a"}, {"node_rank": 0, "robot_ip": "b"}
+    with pytest.raises(ConfigError, match="the same UnitRobot on node 0 is in the node groups 'left' and 'right'"):
+        FOUR.with_groups({"node_groups": [robots("left", one, other), robots("right", dict(one))]})
+    left = FOUR.with_groups({"node_groups": [robots("left", one)]})
+    with pytest.raises(ConfigError, match="'left' and 'right'"):
+        left.with_groups({"node_groups": [robots("right", one)]})
+    assert left.with_groups({"node_groups": [robots("right", other)]}).has_group("right")
+    assert left.with_groups({"node_groups": [robots("left", other), robots("right", one)]}).has_group("right")
+    assert left.with_groups({"node_groups": [robots("right", {**one, "node_rank": 1})]}).has_group("right")
+
+
+def test_robots_that_a_node_carries_belong_to_one_group(robot):
+    carried = {"nodes": [{"hardware": [{"type": "UnitRobot", "robot_ip": "a"}]}, {}]}
+    hardware = {"type": "UnitRobot"}
+    two = [{"label": label, "node_ranks": "all", "hardware": hardware} for label in ("left", "right")]
+    assert Topology.from_dict(carried).with_groups({"node_groups": two[:1]}).has_group("left")
+    with pytest.raises(ConfigError, match="the same UnitRobot on node 0"):
+        Topology.from_dict(carried).with_groups({"node_groups": two})
 
 
 def test_a_process_with_two_robots_of_two_nodes_is_refused(job, robot):

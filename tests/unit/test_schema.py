@@ -240,6 +240,7 @@ WRONG_CLUSTERS = [
     "nodes: [{count: 1}]\nnode_groups: [{label: g}]",
     "nodes: [{count: 1}]\nnode_groups: [{label: g, node_ranks: 0, hardware: {configs: []}}]",
     "nodes: [{count: 1}]\nnode_groups: [{label: 'a,b', node_ranks: 0}]",
+    "nodes: [{count: 1}]\nnode_groups: [{label: g, node_ranks: [all]}]",
     "nodes: [{count: 1}]\nnode_groups: [{label: g, node_ranks: 0, env_configs: [{node_ranks: 0, env_vars: [{A: 1, B: 2}]}]}]",
 ]
 

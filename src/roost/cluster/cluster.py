@@ -189,8 +189,8 @@ class Cluster:
         chosen = self._nodes if node_ranks is None else [self._nodes[rank] for rank in sorted(set(node_ranks))]
         return find_lost(chosen) if self.is_open and self._head.answers() else []
 
-    def get_node_group(self, label: str = CLUSTER) -> NodeGroup:
-        """The node group of that label."""
+    def get_node_group(self, label: str | None = CLUSTER) -> NodeGroup:
+        """The node group of that label; ``None`` stands for all nodes."""
         return self._topology.group(label)
 
     # Taking and giving back ----------------------------------------------------------------

@@ -294,8 +294,8 @@ class NodeManager(_Proxy):
         topology: Topology = self._call("get_topology")
         return topology
 
-    def get_node_group(self, label: str) -> NodeGroup:
-        """The node group of that label."""
+    def get_node_group(self, label: str | None) -> NodeGroup:
+        """The node group of that label; ``None`` stands for all nodes."""
         return self.get_topology().group(label)
 
     def get_master_ip(self) -> str:

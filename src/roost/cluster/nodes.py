@@ -153,7 +153,7 @@ def _measure(detectors: bytes) -> dict[str, Any]:
     import psutil
 
     hardware = [
-        Hardware(name, dataclasses.asdict(item))
+        Hardware(name, {key: value for key, value in dataclasses.asdict(item).items() if key != "node_rank"})
         for name, cls in sorted(cloudpickle.loads(detectors).items())
         for item in cls.detect()
     ]

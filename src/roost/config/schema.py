@@ -59,7 +59,8 @@ _LABEL: Schema = {
 _PROGRAM = _or_null({"type": "string", "pattern": _PROGRAM_PATTERN})
 _PLACEMENT: Schema = {"type": ["string", "integer"], "pattern": PLACEMENT_PATTERN, "minimum": 0}
 _NODE_RANK: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": _RANKS_PATTERN}
-_NODE_RANKS: Schema = {"anyOf": [_NODE_RANK, {"type": "array", "items": _NODE_RANK, "minItems": 1}]}
+_ALL_NODES: Schema = {"type": "string", "pattern": r"^\s*[aA][lL][lL]\s*$"}
+_NODE_RANKS: Schema = {"anyOf": [_NODE_RANK, _ALL_NODES, {"type": "array", "items": _NODE_RANK, "minItems": 1}]}
 _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
 
 
@@ -88,7 +89,7 @@ def _node_groups() -> Schema:
     environment = _mapping(
         groups.ENVIRONMENT_KEYS,
         {
-            "node_ranks": (_NODE_RANKS, "The nodes of the group that this is for: 3, 0-3, or a list."),
+            "node_ranks": (_NODE_RANKS, "The nodes of the group that this is for: 3, 0-3, a list, or all."),
             "env_vars": (_one_or_many(variable), "Variables of the workers there: a list of single NAME: value."),
             "python_interpreter_path": (_or_null(_TEXT), "The Python that workers there are started with."),
         },
@@ -114,7 +115,7 @@ def _node_groups() -> Schema:
         groups.GROUP_KEYS,
         {
             "label": (_LABEL, "Its name, for node_group of a component. 'node' and 'cluster' are taken."),
-            "node_ranks": (_NODE_RANKS, "Its nodes: a rank (3), a range (0-7) or a list of them."),
+            "node_ranks": (_NODE_RANKS, "Its nodes: a rank (3), a range (0-7), a list of them, or all."),
             "env_configs": (_one_or_many(environment), "Variables and interpreters of workers on its nodes."),
             "hardware": (_or_null(hardware), "Robots or other hardware: placement ranks of this group count them."),
         },

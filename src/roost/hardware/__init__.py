@@ -5,7 +5,13 @@ import pkgutil
 
 from roost.hardware import vendors
 from roost.hardware.accelerators import AcceleratorType, register_accelerator
-from roost.hardware.devices import HardwareField, hardware_fields, hardware_types, register_hardware
+from roost.hardware.devices import (
+    HardwareField,
+    hardware_fields,
+    hardware_types,
+    register_hardware,
+    values_for_worker,
+)
 
 __all__ = [
     "AcceleratorType",
@@ -14,6 +20,7 @@ __all__ = [
     "hardware_types",
     "register_accelerator",
     "register_hardware",
+    "values_for_worker",
 ]
 
 for _vendor in pkgutil.iter_modules(vendors.__path__):

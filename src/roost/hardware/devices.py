@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from roost.errors import ConfigError, Finding, Fix
 
-__all__ = ["HardwareField", "hardware_detectors", "hardware_fields", "hardware_types", "register_hardware"]
+__all__ = [
+    "HardwareField",
+    "hardware_detectors",
+    "hardware_fields",
+    "hardware_types",
+    "register_hardware",
+    "values_for_worker",
+]
 
+NODE_RANK = "node_rank"
 _T = TypeVar("_T")
 _types: dict[str, type[Any]] = {}
 
@@ -51,7 +59,8 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
             camera: str = ""
 
     A class method ``detect`` that returns a list of instances is run on every node of a live cluster:
-    what it finds belongs to that node. Registering a name again replaces it, as happens when a notebook
+    what it finds belongs to that node. A field ``node_rank`` need not be given: it is the rank of the node that the
+    device is on. Registering a name again replaces it, as happens when a notebook
     cell runs twice.
     """
     if not isinstance(type_name, str) or not type_name.strip():
@@ -63,8 +72,8 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
             fix = Fix("put the decorator above @dataclass", f'@roost.register_hardware("{type_name}")')
             raise ConfigError([Finding("C308", message, fixes=(fix,))])
         names = {field.name for field in dataclasses.fields(cls)}
-        if "node_rank" in names or "type" in names:
-            message = f"hardware type {type_name!r}: 'node_rank' and 'type' are taken by the job file"
+        if "type" in names:
+            message = f"hardware type {type_name!r} has a field 'type', which is the name of the type in job files"
             raise ConfigError([Finding("C308", message, fixes=(Fix("rename the field"),))])
         _types[type_name] = cls
         return cls
@@ -83,7 +92,7 @@ def hardware_types() -> list[str]:
 
 
 def hardware_fields(type_name: str) -> list[HardwareField] | None:
-    """The fields of a registered type; ``None`` where it is not registered."""
+    """The fields of a registered type that a job may give, so without ``node_rank``; ``None``: it is not registered."""
     cls = _types.get(type_name)
     if cls is None:
         return None
@@ -98,8 +107,15 @@ def hardware_fields(type_name: str) -> list[HardwareField] | None:
             _checked_type(hints.get(field.name)),
         )
         for field in dataclasses.fields(cls)
-        if field.init
+        if field.init and field.name != NODE_RANK
     ]
+
+
+def values_for_worker(type_name: str, values: Mapping[str, Any], node_rank: int) -> dict[str, Any]:
+    """Return the values of a device, with ``node_rank`` where the class of its type has such a field."""
+    cls = _types.get(type_name)
+    has_rank = cls is not None and NODE_RANK in {field.name for field in dataclasses.fields(cls)}
+    return {**values, NODE_RANK: node_rank} if has_rank else dict(values)
 
 
 def _checked_type(hint: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roost.errors import Finding, Fix, RankError, did_you_mean
@@ -31,6 +32,8 @@ GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware")
 ENVIRONMENT_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
 HARDWARE_KEYS = ("type", "configs")
 
+ALL_NODES = "all"
+"""Stands for all nodes of the cluster in ``node_ranks`` of a group, and for all of the group in its ``env_configs``."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -47,6 +50,7 @@ def read_groups(
         return []
     groups: list[NodeGroup] = []
     seen: dict[str, Tree] = {}
+    fields_by_label: dict[str, Fields] = {}
     for entry in top.entries("node_groups"):
         reader = _GroupReader(entry, topology, findings, letter, check_hardware)
         group = reader.read()
@@ -75,8 +79,28 @@ def read_groups(
                 group.hardware if group.hardware_type else known.hardware,
                 group.environments or known.environments,
             )
+        fields_by_label[group.label] = reader.fields
         groups.append(group)
+    if check_hardware:
+        _check_owners(topology.adding(groups).groups, fields_by_label)
     return groups
+
+
+def _check_owners(groups: Iterable[NodeGroup], fields_by_label: Mapping[str, Fields]) -> None:
+    """Complain about a device that two groups have: two components could be given the same robot."""
+    import json
+
+    owners: dict[str, str] = {}
+    for group in groups:
+        for rank, item in group.hardware:
+            owner = owners.setdefault(json.dumps([item.type, rank, item.fields], sort_keys=True), group.label)
+            fields = fields_by_label.get(group.label) or fields_by_label.get(owner)
+            if owner != group.label and fields is not None:
+                message = f"the same {item.type} on node {rank} is in the node groups {owner!r} and {group.label!r}"
+                at = fields.tree.get("hardware") or fields.tree
+                fixes = [Fix("leave it out of one of the groups; or, if these are two, give them fields that differ")]
+                fields.complain("310", message, at, rule="a device belongs to one node group", fixes=fixes)
+                break
 
 
 def check_label(fields: Fields, at: Tree, label: str) -> bool:
@@ -155,12 +179,14 @@ class _GroupReader:
         return NodeGroup(label, ranks, hardware_type, hardware, environments)
 
     def _ranks(self, tree: Tree, allowed: range | frozenset[int], rule: str) -> tuple[int, ...]:
-        """Node ranks, ascending, from ``3``, ``"0-3,5"`` or a list; every one of them allowed."""
+        """Node ranks, ascending, from ``3``, ``"0-3,5"``, ``all`` or a list; every one of them allowed."""
         fields = self.fields
+        if isinstance(tree.value, str) and tree.value.strip().lower() == ALL_NODES:
+            return tuple(sorted(allowed))
         ranks: list[int] = []
         for item in tree.value if tree.is_list else [tree]:
             if not item.is_scalar or item.value is None or isinstance(item.value, (bool, float)):
-                fields.wrong(item, "node_ranks is a rank (3), a range (0-7) or a list of them")
+                fields.wrong(item, "node_ranks is a rank (3), a range (0-7), a list of them, or all")
                 continue
             try:
                 ranges = parse_ranks(item.text)
@@ -217,9 +243,16 @@ class _GroupReader:
             for name in (kind.visible_devices_variable, *kind.noset_variables)
         }
         for entry in fields.entries("env_vars"):
+            rule = "each entry of env_vars is one 'NAME: value'"
+            if not entry.is_mapping:
+                name = entry.text.partition("=")[0].strip() if entry.is_scalar else ""
+                fixes = [Fix("write", f"- {name}: value")] if _VARIABLE.match(name) else []
+                fields.complain(
+                    "307", f"an entry of env_vars is {entry.kind}, not a name and a value", entry, rule, fixes
+                )
+                continue
             items = entry.items()
             if len(items) != 1:
-                rule = "each entry of env_vars is one 'NAME: value'"
                 pasted = "; ".join(f"- {key}: {value.text}" for key, value in items[:4] if value.is_scalar)
                 fixes = [Fix("one entry each", pasted)] if pasted else []
                 fields.complain("307", f"an entry of env_vars has {len(items)} names", entry, rule, fixes)

@@ -179,20 +179,21 @@ class Topology:
         """Whether a group of that label is defined or reserved."""
         return label in self._groups_by_label
 
-    def group(self, label: str = CLUSTER) -> NodeGroup:
-        """The group of that label.
+    def group(self, label: str | None = CLUSTER) -> NodeGroup:
+        """The group of that label; ``None`` stands for all nodes.
 
         Raises:
             PlacementError: Where there is none.
         """
-        found = self._groups_by_label.get(label)
+        label = CLUSTER if label is None else label
+        found = self._groups_by_label.get(label) if isinstance(label, str) else None
         if found is None:
             raise PlacementError([self.unknown_group(label)])
         return found
 
     def unknown_group(self, label: str) -> Finding:
         """The complaint about a label that no group has."""
-        near = did_you_mean(label, self.labels)
+        near = did_you_mean(str(label), self.labels)
         fixes = [Fix("did you mean", f"node_group: {near}")] if near else []
         fixes.append(Fix("or define it", f"node_groups: [{{label: {label}, node_ranks: 0}}]"))
         return Finding(

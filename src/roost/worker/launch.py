@@ -7,8 +7,6 @@ import getpass
 import inspect
 import os
 import platform
-import shlex
-import subprocess
 import sys
 import time
 import uuid
@@ -24,12 +22,15 @@ from roost.cluster.manager_calls import ask_managers
 from roost.cluster.plans import pack_plan
 from roost.cluster.request import seconds_from
 from roost.errors import ClusterError, Finding, Fix, LaunchError
+from roost.hardware import values_for_worker
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
 from roost.worker.binding import Attestation, Binding, check_faults, check_strangers, compare
 from roost.worker.context import WorkerContext
 from roost.worker.group import WorkerGroup, end_workers
 from roost.worker.host import Host
+from roost.worker.interpreters import interpreter_fault, runtime_env_of
+from roost.worker.options import check_options
 from roost.worker.results import failure_of
 from roost.worker.strangers import strangers_are_allowed
 from roost.worker.worker import Worker
@@ -37,8 +38,6 @@ from roost.worker.worker import Worker
 __all__ = ["GroupRequest"]
 
 LAUNCH_TIMEOUT_S = 600.0
-_BEFORE_START = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED")
-"""Variables that must be there before the process starts: they cost a second interpreter start."""
 
 
 class GroupRequest:
@@ -59,9 +58,9 @@ class GroupRequest:
         cluster: Cluster,
         placement_strategy: PlacementStrategy | None = None,
         name: str | None = None,
+        *,
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
-        *,
         plan: Plan | None = None,
         component: str | None = None,
         timeout_s: float | None = None,
@@ -85,6 +84,7 @@ class GroupRequest:
         if (plan is None) != (component is None) or (plan is not None and placement_strategy is not None):
             message = "a group is launched with a placement_strategy, or with a plan and a component of it"
             raise LaunchError([Finding("W106", message)])
+        check_options(placement_strategy, name, isolate_accelerator, max_concurrency)
         cluster.check_open()
         chosen = name or component or self.cls.__name__
         if plan is None or component is None:
@@ -199,7 +199,7 @@ class _Launch:
     def _check_interpreters(self) -> None:
         """An interpreter that cannot run a worker would keep Ray trying for ever."""
         wanted = {(p.placement.cluster_node_rank, p.interpreter) for p in self.processes if p.interpreter}
-        probe = ray.remote(num_cpus=0)(_interpreter_fault)
+        probe = ray.remote(num_cpus=0)(interpreter_fault)
         tasks = [
             (node, path, probe.options(scheduling_strategy=self._strategy(node)).remote(path))
             for node, path in sorted(wanted)
@@ -235,7 +235,7 @@ class _Launch:
             }
             if self.max_concurrency is not None:
                 options["max_concurrency"] = self.max_concurrency
-            runtime_env = _runtime_env(process)
+            runtime_env = runtime_env_of(process)
             if runtime_env:
                 options["runtime_env"] = runtime_env
             self.handles.append(
@@ -278,7 +278,9 @@ class _Launch:
             devices = self.plan.topology.group(placement.node_group_label).hardware_by_node.get(
                 placement.cluster_node_rank, ()
             )
-            given = () if placement.accelerators else tuple(devices[i].fields for i in placement.local_hardware_ranks)
+            own = () if placement.accelerators else tuple(devices[i] for i in placement.local_hardware_ranks)
+            node_rank = placement.cluster_node_rank
+            given = tuple(values_for_worker(device.type, device.fields, node_rank) for device in own)
             context = WorkerContext(
                 self.name, placement, len(self.processes), self.cluster.namespace, master, port, given
             )
@@ -388,31 +390,3 @@ def _clashes(cls: type) -> list[str]:
     own = {name for name in (*dir(WorkerGroup), *WorkerGroup.__annotations__) if not name.startswith("_")}
     defined = {name for base in cls.__mro__ if base not in (Worker, object) for name in vars(base)}
     return sorted(name for name in own & defined if callable(getattr(cls, name)))
-
-
-def _runtime_env(process: Process) -> dict[str, Any]:
-    """What Ray must do before the process starts; empty where nothing."""
-    env: dict[str, Any] = {}
-    early = {key: value for key, value in process.environment.items() if key in _BEFORE_START}
-    if early:
-        env["env_vars"] = {
-            key: f"{value}:${{{key}}}" if key != "PYTHONHASHSEED" else value for key, value in early.items()
-        }
-    if process.interpreter:
-        env["py_executable"] = shlex.quote(process.interpreter)  # Ray starts it through a shell
-    return env
-
-
-def _interpreter_fault(path: str) -> str:
-    """Runs on a node: why an interpreter cannot run workers; empty where it can."""
-    if not os.access(path, os.X_OK) or os.path.isdir(path):
-        return "is not there"
-    code = "import ray; print(ray.__version__)"
-    try:
-        done = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not start: {error}"
-    if done.returncode != 0:
-        return f"cannot load Ray: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
-    found = done.stdout.split()[-1] if done.stdout.split() else "unknown"
-    return "" if found == ray.__version__ else f"has Ray {found}, and the cluster has {ray.__version__}"
