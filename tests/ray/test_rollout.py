@@ -218,6 +218,30 @@ def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train
     assert {v for g in groups for s in g.samples for v in s.versions} == {report.version}
 
 
+def test_an_engine_that_hangs_is_ended_and_its_requests_go_elsewhere(
+    rollout: RolloutManager, train: TrainGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rollout.generate(new_groups(8), LONG)
+    victim = smalls(rollout)[0]
+    pid, url = told(victim)["pid"], victim.url
+    monkeypatch.setattr(rollout._running.pulses, "limit_s", 8.0)
+    result = Started(lambda: rollout.generate(new_groups(8), LONG))
+    wait_for(lambda: running(victim) > 0, "work", 60.0)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert tokens(result.result(180.0)) == tokens(expected), "none is lost, doubled or another's"
+        wait_for(lambda: not victim.is_alive and url not in routed(rollout), "its leaving the router", 60.0)
+        wait_for(lambda: not alive([pid]), "the end of its process", 60.0)
+    finally:
+        for one in alive([pid]):
+            os.kill(one, signal.SIGKILL)
+    assert any("small/0 was ended: " in line for line in rollout._running.troubles(0.0))
+    assert rollout.recover() == [victim]
+    assert told(victim)["pid"] != pid
+    assert train.update_weights().version == victim.version
+    assert victim.url in routed(rollout)
+
+
 def test_a_request_that_fails_leaves_the_samples_of_others(rollout: RolloutManager) -> None:
     groups = new_groups(6)
     for sample in groups[2].samples:

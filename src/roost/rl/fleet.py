@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +13,7 @@ from roost.errors import ClusterError, RoostError
 from roost.rl.client import EngineClient
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import HubLink
+from roost.rl.pulses import Pulses
 
 __all__ = ["Fleet"]
 
@@ -18,9 +21,16 @@ IN_FLIGHT = 2048
 """Requests in flight of one call, each for one sample. Engines queue those for which they have no memory."""
 WATCH_S = 1.0
 ANSWER_S = 2.0
-"""How long an engine's worker may take to say what it does; one that is silent is not dead."""
+"""Seconds to wait for what engines' processes are doing; one that does not answer for so long is not dead."""
+NAMED_S = 2.0
+"""Errors of requests name engines that have not answered for so many seconds."""
+REMOVE_S = 5.0
+"""Seconds that the router may take to forget an engine before its processes are ended."""
 STOP_S = 60.0
 """Seconds to wait for the end of the thread: it calls Ray, and must not do so after the cluster is closed."""
+
+
+logger = logging.getLogger("roost")
 
 
 class Fleet:
@@ -32,6 +42,7 @@ class Fleet:
         hub: Calls the hub, where their router is.
         url: Of the router; empty: there is none.
         key: Of the router.
+        silence_limit_s: Seconds without an answer after which an engine counts as hung, and is ended.
 
     Attributes:
         client: Sends requests to the router, or to all engines that get requests in turn.
@@ -39,24 +50,33 @@ class Fleet:
     """
 
     def __init__(
-        self, name: str, engines: list[EngineHandle | ExternalEngine], hub: HubLink, url: str, key: str
+        self,
+        name: str,
+        engines: list[EngineHandle | ExternalEngine],
+        hub: HubLink,
+        url: str,
+        key: str,
+        silence_limit_s: float = 60.0,
     ) -> None:
         self.client = EngineClient(url, concurrency=IN_FLIGHT, key=key)
         self.changing = threading.RLock()
         self._engines = engines
         self._hub = hub
         self._url = url
+        self.pulses = Pulses(silence_limit_s)
+        self._evicting = threading.Lock()
+        self._evicted: list[tuple[float, str]] = []
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
 
     def watch(self) -> None:
-        """Looks after engines in the background from now on: requests do not go to the dead for long."""
+        """Look after engines in the background from now on: requests do not go to the dead or the hung for long."""
         self._watcher.start()
 
     def _watch(self) -> None:
         while not self._closed.wait(WATCH_S):
             try:
-                self.find_dead()
+                self._look()
             except Exception as error:
                 if isinstance(error, ClusterError) and "R115" in error.codes:
                     return  # the cluster was closed, or its connection to Ray has ended
@@ -90,7 +110,7 @@ class Fleet:
             engine.is_registered = False
             self._route()
             with contextlib.suppress(RoostError):
-                self._hub.call("router", "remove", engine.url)
+                self._hub.call("router", "remove", engine.url, REMOVE_S)
 
     def _route(self) -> None:
         """Without a router, the client goes to all engines in turn."""
@@ -108,20 +128,58 @@ class Fleet:
         return [engine for engine in self._engines if engine.is_alive]
 
     def find_dead(self) -> list[EngineHandle]:
-        """Looks which engines are gone; takes them out of the router, and returns the new ones."""
-        found = []
-        with self.changing:
-            for engine in self.alive:
-                if isinstance(engine, ExternalEngine) or self._closed.is_set():
-                    continue
+        """Look which engines are gone; take them out of the router, and return the new ones."""
+        deadline_s = time.monotonic() + ANSWER_S
+        asked = []
+        for engine in self.alive:
+            if isinstance(engine, EngineHandle) and not self._closed.is_set():
                 ranks = range(engine.first, engine.first + engine.num_members)
-                if any(state["state"] == "dead" for state in engine.group.states(ranks, timeout=ANSWER_S)):
-                    engine.is_alive = False
-                    found.append(engine)
-            for engine in found:
-                self._unregister(engine)
-                engine.end_members()
+                asked.append((engine, engine.identity, engine.group.ask_states(ranks)))
+        found = []
+        for engine, identity, states in asked:
+            read = engine.group.read_states(states, max(0.0, deadline_s - time.monotonic()))
+            if any(state["state"] == "dead" for state in read) and self._evict(engine, identity, "its process ended"):
+                found.append(engine)
         return found
+
+    def _look(self) -> None:
+        """Ask all engines for a sign of life, and evict those that are dead, or silent beyond the limit."""
+        engines = [(engine, engine.identity) for engine in self.alive]
+        self.pulses.look([engine for engine, _ in engines])
+        for engine, identity in engines:
+            if self._closed.is_set():
+                return
+            if self.pulses.is_dead(engine):
+                self._evict(engine, identity, "its process ended")
+            elif self.pulses.silent_s(engine) > self.pulses.limit_s:
+                limit = f"the limit is {self.pulses.limit_s:g} s (silence_limit_s)"
+                self._evict(engine, identity, f"{self.pulses.described(engine)}; {limit}")
+
+    def _evict(self, engine: EngineHandle | ExternalEngine, identity: tuple[str, int], reason: str) -> bool:
+        """Take an engine out of the router, and end its processes; its requests are then sent to others.
+
+        Returns:
+            Whether it was alive until now, in this incarnation.
+        """
+        with self._evicting:
+            if not engine.is_alive or engine.identity != identity:
+                return False
+            engine.is_alive = False
+            self._evicted = [*self._evicted[-15:], (time.monotonic(), f"{engine.name} was ended: {reason}")]
+        if not reason.startswith("its process"):
+            logger.warning("%s is ended, and recover() starts it again: %s", engine.name, reason)
+        self._unregister(engine)
+        if isinstance(engine, EngineHandle):
+            engine.end_members()
+        return True
+
+    def troubles(self, since_s: float) -> tuple[str, ...]:
+        """Engines that were ended since a moment of the monotonic clock, and those that do not answer, for errors."""
+        lines = [text for when_s, text in self._evicted if when_s >= since_s]
+        for engine in self.alive:
+            if self.pulses.silent_s(engine) >= NAMED_S:
+                lines.append(f"{engine.name}: {self.pulses.described(engine)}")
+        return tuple(lines)
 
     def find_dead_external(self) -> bool:
         """Looks which engines elsewhere are gone; whether any is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roost.errors import GenerationError
@@ -62,13 +63,16 @@ class Generator:
         groups: Sequence[SampleGroup],
         deadline_s: float,
     ) -> None:
+        began_s = time.monotonic()
         try:
             answers = self._fleet.client.generate_all(requests, timeout_s=max(0.0, deadline_s - time.monotonic()))
         except GenerationError as error:
             for index, outputs in error.finished.items():
                 _extend(owners[index], outputs)
             finished = {index: group for index, group in enumerate(groups) if group.is_finished}
-            raise GenerationError(error.findings, finished) from None
+            (failed,) = error.findings
+            context = (*failed.context, *self._fleet.troubles(began_s))
+            raise GenerationError([replace(failed, context=context)], finished) from None
         for samples, outputs in zip(owners, answers, strict=True):
             _extend(samples, outputs)
 

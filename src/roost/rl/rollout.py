@@ -67,6 +67,9 @@ class RolloutManager:
         sync_timeout_s: How long a weight update may wait for trainers, engines and the lock. With ``pause="wait"``
             it also waits for running calls of :meth:`generate` for as long as their own timeouts let them run.
         lock_ttl_s: How long the lock outlives a holder that died.
+        silence_limit_s: How long an engine may leave its ``/health``, or the control lane of one of its processes,
+            unanswered. One that hangs for longer is ended: its requests go to others, and :meth:`recover` starts it
+            again.
         weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
 
@@ -90,6 +93,7 @@ class RolloutManager:
         start_timeout_s: float = 300.0,
         sync_timeout_s: float = 300.0,
         lock_ttl_s: float = 10.0,
+        silence_limit_s: float = 60.0,
         weights_folder: str | None = None,
     ) -> None:
         self.name = name
@@ -99,6 +103,7 @@ class RolloutManager:
         self._plan = plan
         self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
         self._sync_timeout_s = sync_timeout_s
+        self._silence_limit_s = silence_limit_s
         self._engines: list[EngineHandle | ExternalEngine] = []
         self._groups: list[WorkerGroup] = []
         self._reservations: list[int] = []
@@ -148,7 +153,7 @@ class RolloutManager:
         keys = external if isinstance(external, Mapping) else {}
         self._engines += [self._starter.find_external(address, keys.get(address, "")) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._fleet = Fleet(self.name, self._engines, self._link, self.url, self.key)
+        self._fleet = Fleet(self.name, self._engines, self._link, self.url, self.key, self._silence_limit_s)
         self._fleet.register(self._engines)
         self._fleet.watch()
         self._generator = Generator(self.name, self._fleet, self.lock)
@@ -289,8 +294,9 @@ class RolloutManager:
                 return sync.run(engines, version, pause, self._held_back(version, pause, drain_s), drain_s)
             except RoostError as error:
                 self._last_version = max(self._last_version, sync.begun)
-                dead = self.find_dead()
-                if dead and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
+                self.find_dead()
+                is_lost = any(not engine.is_alive for engine in engines)  # found now, or by the watching thread
+                if is_lost and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
                     continue
                 if "S203" in error.codes and self._running.find_dead_external():
                     continue

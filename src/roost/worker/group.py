@@ -210,6 +210,7 @@ class WorkerGroup:
 
     def read_states(self, asked: Mapping[int, ray.ObjectRef], timeout: float) -> list[dict[str, Any]]:
         """What workers answered within a timeout; those that have not answered are ``silent``."""
+        self._check_open()
         refs = list(asked.values())
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=timeout)[0]) if refs else set()
         states = []
