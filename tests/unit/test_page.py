@@ -133,7 +133,7 @@ def test_the_data_says_what_the_plan_says(name, machines):
             assert looks[0] == list(placement.local_hardware_ranks)
             assert looks[2:5] == [placement.local_accelerator_rank, placement.local_rank, placement.local_world_size]
             process = plan.process(component.name, placement.rank)
-            assert looks[6] == (process.transport.value if process.transport else 0)
+            assert looks[6] == (plan.transport_texts(component.name)[placement.rank] if process.transport else 0)
             seen = [str(local) for local in looks[0]] if looks[1] == 0 else looks[1]
             slots = [placement.rank, node_rank, looks[2], looks[3], looks[4], ",".join(seen)]
             variables = data["templates"][looks[5]][2]

@@ -18,7 +18,7 @@ from roost import (
     Topology,
     plan_transfer,
 )
-from roost.plan.weights import gather_size, weight_flow
+from roost.plan.weights import weight_flow
 from roost.report.weights import weight_lines
 
 ONE = Topology.parse("1x8")
@@ -88,7 +88,6 @@ def test_the_real_placement_is_the_strided_one(job, actor_tp, rollout_tp):
     flow = weight_flow(Plan.resolve(config, ONE))
     assert flow is not None
     assert flow.cross_accelerator_share == (s - 1) / s
-    assert gather_size(flow) == s
 
 
 def test_who_sends_what_in_detail():
@@ -411,21 +410,15 @@ def test_what_a_plan_does_not_say_is_not_made_up(plan):
 
 def test_lines_of_a_collocated_job():
     plan = resolve({"actor,rollout": "0-7"}, {"placement_mode": "collocated"}, **sizes(4, 2))
-    assert weight_lines(plan, plan.process("rollout[1]")) == [
-        "1/2 from the same GPU, 1/2 from other GPUs of the node; after a gather in groups of 2: all from the same GPU"
+    assert weight_lines(plan, plan.process("rollout[1]")) == ["1/2 from the same GPU, 1/2 from other GPUs of the node"]
+    assert weight_lines(plan, plan.process("actor[1]")) == [
+        "to rollout[1] on the same GPU, to rollout[0] on other GPUs of the node"
     ]
-    (line,) = weight_lines(plan, plan.process("actor[1]"))
-    before, after = line.split("; ")
-    assert before == "to rollout[1] on the same GPU, to rollout[0] on other GPUs of the node"
-    assert after == "after a gather in groups of 2: to rollout[1] on the same GPU"
 
 
 def test_lines_of_an_unstrided_job():
     plan = resolve({"actor": "0-7", "rollout": "0-7:0-3"}, **sizes(4, 2))
-    (line,) = weight_lines(plan, plan.process("rollout[0]"))
-    before, after = line.split("; ")
-    assert before == "1/4 from the same GPU, 3/4 from other GPUs of the node"
-    assert after == "after a gather in groups of 2: 1/2 from the same GPU, 1/2 from other GPUs of the node"
+    assert weight_lines(plan, plan.process("rollout[0]")) == ["1/4 from the same GPU, 3/4 from other GPUs of the node"]
 
 
 def test_lines_for_several_rollouts_and_for_processes_without_accelerators():
@@ -439,3 +432,17 @@ def test_lines_for_several_rollouts_and_for_processes_without_accelerators():
     assert weight_lines(plan, plan.process("actor[1]"))[1] == "none to slow: other ranks are as near"
     assert weight_lines(plan, plan.process("fast[1]")) == ["all from other nodes"]
     assert weight_lines(plan, plan.process("slow[0]")) == ["all from the same node"]
+
+
+def test_a_rank_that_reads_several_accelerators_gets_what_is_there_from_there() -> None:
+    tensor = TensorShards("t", (8,), "float32", dim=0)
+    whole = TensorShards("t", (8,), "float32")
+    source = Sharding([tensor], tp=2, dp=2, locations=[(0, 0), (0, 1), (0, 2), (0, 3)])
+    at = {"dp": 2, "locations": [(0, 0), (0, 2)]}
+    assert plan_transfer(source, Sharding([whole], **at)).bytes_by_link == {"same": 32, "node": 32, "network": 0}
+    both = plan_transfer(source, Sharding([whole], **at, reachable=[(0, 1), (2, 3)]))
+    assert both.bytes_by_link == {"same": 64, "node": 0, "network": 0}
+    assert [move.rank for move in both.for_target(1)] == [2, 3]
+    with pytest.raises(PlacementError, match="1 entry of reachable for 2 ranks") as caught:
+        plan_transfer(source, Sharding([whole], **at, reachable=[(0,)]))
+    assert caught.value.codes == ("S108",)

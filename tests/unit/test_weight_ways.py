@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from roost.errors import RolloutError
-from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.placement import Placement
+from roost.plan import Plan, Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.ways import Way, sort_engines
+from roost.topology import Topology
 
 TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
 TRAINER = Sharding(TENSORS, dp=2, locations=((0, 0), (0, 1)))
@@ -26,6 +30,7 @@ class Known:
     planned: WeightTransport
     description: WeightDescription
     num_members: int = 1
+    own: tuple[int, ...] = ()
 
     def describe(self) -> Any:
         return self
@@ -38,6 +43,9 @@ class Known:
 
     def location(self, member: int) -> tuple[int, int]:
         return self.at
+
+    def accelerators(self, member: int) -> tuple[int, ...]:
+        return self.own or self.at[1:]
 
 
 def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription:
@@ -92,3 +100,59 @@ def test_members_that_do_not_fit_the_cut_are_refused() -> None:
     odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
     with pytest.raises(RolloutError, match="cuts its tensors over 3 members, and has 1"):
         sort_engines([odd], TRAINER, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rollout", "machines", "expected"),
+    [
+        ((1, 1, 1), "0-7", "1x8", {"ipc": "1"}),
+        ((1, 1, 2), "0-7:0-3", "1x8", {"ipc": "1"}),
+        ((2, 1, 2), "0-7:0-3", "1x8", {"ipc": "1"}),
+        ((4, 1, 2), "0-7:0-3", "1x8", {"ipc": "1/2", "shared_memory": "1/2"}),
+        ((2, 2, 1), "0-7", "1x8", {"shared_memory": "3/4", "ipc": "1/4"}),
+        ((8, 1, 4), "0-15:0-3", "4x4", {"broadcast": "1/2", "ipc": "1/2"}),
+    ],
+)
+def test_the_plan_says_what_each_transport_carries(
+    sizes: tuple[int, int, int], rollout: str, machines: str, expected: dict[str, str]
+) -> None:
+    tp, pp, width = sizes
+    last = rollout.partition(":")[0]
+    job = {"cluster": {"component_placement": {"actor": last, "rollout": rollout}},
+           "actor": {"model": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}},
+           "rollout": {"tensor_parallel_size": width}}  # fmt: skip
+    plan = Plan.resolve(job, Topology.parse(machines))
+    trainers, engines = (plan.component(name).placements for name in ("actor", "rollout"))
+    tensors = tuple(
+        TensorShards(f"{stage}{name}", (16, 4), "float32", dim=0, stage=stage) for stage in range(pp) for name in "ab"
+    )
+    locations = tuple((p.cluster_node_rank, p.local_accelerator_rank) for p in trainers)
+    source = Sharding(tensors, tp=tp, pp=pp, dp=len(trainers) // (tp * pp), locations=locations)
+
+    def gpus(placement: Placement) -> tuple[str, ...]:
+        return tuple(f"GPU-{placement.cluster_node_rank}-{local}" for local in placement.accelerators)
+
+    whole = tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
+    known = [
+        Known(
+            str(placement.rank),
+            (placement.cluster_node_rank, placement.local_accelerator_rank),
+            plan.component("rollout").transports[placement.rank],
+            WeightDescription(whole, gpus=gpus(placement)),
+            own=placement.accelerators,
+        )
+        for placement in engines
+    ]
+    channels = channels_of(known, [gpus(placement)[:1] for placement in trainers], source)
+    for rank in range(len(engines)):
+        sent: dict[WeightTransport, int] = {}
+        for channel in channels:
+            if rank in channel.targets:
+                nbytes = sum(piece.nbytes for piece in channel.pieces)
+                sent[channel.kind] = sent.get(channel.kind, 0) + nbytes
+        total = sum(sent.values())
+        shares = plan.transport_shares("rollout", rank)
+        assert shares == {kind: Fraction(nbytes, total) for kind, nbytes in sent.items()}
+        assert {kind.value: str(share) for kind, share in shares.items()} == expected
+        assert json.loads(plan.to_json())["components"][1]["processes"][rank].get("weights_by", expected) == expected
+    assert Plan.from_json(plan.to_json()) == plan

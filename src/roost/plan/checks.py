@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,7 @@ def _check_components(plan: Plan) -> Iterator[Finding]:
         yield from _check_engines(component)
         yield from _check_tensor_parallel(component)
         yield from _check_models(plan, component)
-        yield from _check_transports(component)
+        yield from _check_transports(plan, component)
         if component.role in ("actor", "critic") and index in crowded:
             yield _double_ranks(plan, component, crowded[index])
 
@@ -192,10 +193,11 @@ def _check_models(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
         yield _note("N106", f"{component.name}: its GPUs are of different kinds: {names}")
 
 
-def _check_transports(component: ComponentPlan) -> Iterator[Finding]:
-    kinds = sorted({transport.value for transport in component.transports})
-    if len(kinds) > 1:
-        counts = ", ".join(f"{sum(t.value == kind for t in component.transports):,} by {kind}" for kind in kinds)
+def _check_transports(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+    found = Counter(plan.transport_texts(component.name))
+    if len(found) > 1:
+        between = "; " if any("," in text for text in found) else ", "
+        counts = between.join(f"{count:,} by {text}" for text, count in sorted(found.items()))
         yield _note("N104", f"{component.name}: weights reach its processes in different ways: {counts}")
     if WeightTransport.FILE in component.transports:
         yield _note("N110", f"{component.name}: other accelerators than the trainer's: weights go through files")

@@ -19,7 +19,7 @@ from roost.placement import (
 from roost.placement.resources import collector_paused
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
-from roost.plan.transport import TransportChooser, WeightTransport
+from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
 from roost.source import Tree, as_tree
 from roost.topology import Topology
 from roost.views import draw
@@ -47,7 +47,8 @@ class ComponentPlan:
         cpus: CPUs per process, if declared.
         memory_gib: Peak memory of a process on each of its accelerators, if declared.
         tensor_parallel: Size of its tensor-parallel groups.
-        transports: For rollout processes, how each gets its weights.
+        transports: For rollout processes, the best transport of weights that the place of each allows; which share
+            of its bytes goes that way: :meth:`Plan.transport_shares`.
         places: Where the job file says what, by key; not part of the plan's identity.
         pipeline_parallel: Number of its pipeline stages.
         processes_per_engine: For engines of several nodes: how many processes, one per node, make one.
@@ -231,6 +232,29 @@ class Plan:
     def environment(self, component: str, rank: int) -> dict[str, str]:
         """The environment of one process."""
         return self.process(component, rank).environment
+
+    def transport_shares(self, component: str, rank: int) -> Shares:
+        """Return how the weights reach a rollout process: the part of its bytes that each transport carries.
+
+        Returns:
+            Transports with their shares, the largest first, which add up to 1. Nothing where the plan does not say
+            it: for other roles, without a trainer, or where the trainer's parallel sizes do not fit.
+        """
+        found = self._transport_shares.get(component)
+        return dict(found[rank]) if found else {}
+
+    def transport_texts(self, component: str) -> tuple[str, ...]:
+        """Return for each process of a component such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``; empty: none."""
+        shares = self._transport_shares.get(component)
+        if shares:
+            return tuple(map(shares_text, shares))
+        return tuple(transport.value for transport in self.component(component).transports)
+
+    @cached_property
+    def _transport_shares(self) -> dict[str, tuple[Shares, ...]]:
+        from roost.plan.weight_shares import transport_shares
+
+        return transport_shares(self)
 
     def on_accelerator(self, node_rank: int, accelerator: int) -> list[tuple[str, int]]:
         """The processes on an accelerator, as (component, rank)."""

@@ -95,10 +95,11 @@ class _Reach:
             if location[1] >= 0:
                 _put(self.on_accelerator, location, member)
 
-    def nearest(self, location: Location | None) -> tuple[_Pool, Link]:
+    def nearest(self, location: Location | None, reachable: Sequence[int] = ()) -> tuple[_Pool, Link]:
         if location is not None:
-            if location in self.on_accelerator:
-                return self.on_accelerator[location], "same"
+            for accelerator in (location[1], *reachable):
+                if (location[0], accelerator) in self.on_accelerator:
+                    return self.on_accelerator[location[0], accelerator], "same"
             if location[0] in self.on_node:
                 return self.on_node[location[0]], "node"
         return self.anywhere, "network"
@@ -140,7 +141,8 @@ class Router:
         target = self._target
         chosen: dict[int, dict[Link, list[Rank]]] = {}
         for dp, rank in enumerate(target.replicas(target_tp, target_stage)):
-            pool, link = reach.nearest(target.locations[rank] if target.locations else None)
+            location = target.locations[rank] if target.locations else None
+            pool, link = reach.nearest(location, target.reachable[rank] if target.reachable else ())
             source_tp, source_dp = pool.take()
             chosen.setdefault(source_tp, {}).setdefault(link, []).append((dp, source_dp))
         return tuple(

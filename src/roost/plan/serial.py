@@ -10,7 +10,7 @@ from roost.hardware import AcceleratorType
 from roost.placement import Placement, PlacementMode
 from roost.placement.placement import make_placement
 from roost.plan.plan import ComponentPlan, Plan
-from roost.plan.transport import WeightTransport
+from roost.plan.transport import Shares, WeightTransport
 from roost.topology import Topology
 
 __all__ = ["plan_from_json", "plan_from_plain", "plan_to_json"]
@@ -40,7 +40,7 @@ def plan_to_json(plan: Plan) -> str:
             **({"placeholder": True} if component.placeholder else {}),
         }
         parts.append(f'{_dump(head)[:-1]}, "processes": [\n   ')
-        parts.append(",\n   ".join(_rows(component)))
+        parts.append(",\n   ".join(_rows(component, plan)))
         parts.append("]}")
     parts.append("]}\n")
     return "".join(parts)
@@ -50,7 +50,7 @@ def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _rows(component: ComponentPlan) -> list[str]:
+def _rows(component: ComponentPlan, plan: Plan) -> list[str]:
     encode = json.JSONEncoder(ensure_ascii=False).encode
     transports = component.transports or (None,) * len(component.placements)
     return [
@@ -68,10 +68,16 @@ def _rows(component: ComponentPlan) -> list[str]:
                 "local_hardware_ranks": p.local_hardware_ranks,
                 "node_group_label": p.node_group_label,
                 **({"transport": transport.value} if transport is not None else {}),
+                **_weights_by(plan.transport_shares(component.name, p.rank)),
             }
         )
         for p, transport in zip(component.placements, transports, strict=True)
     ]
+
+
+def _weights_by(shares: Shares) -> dict[str, dict[str, str]]:
+    """What a row says where more than one transport carries the weights. It follows from the plan, and is not read."""
+    return {"weights_by": {kind.value: str(share) for kind, share in shares.items()}} if len(shares) > 1 else {}
 
 
 def plan_from_json(text: str) -> Plan:

@@ -71,6 +71,7 @@ class Sharding:
             Megatron does; engines have ``"tp-pp-dp"``.
         locations: (node rank, accelerator on the node) of each rank, or (node rank, -1) for a
             process without one. Empty: not known, everything counts as network.
+        reachable: For each rank, the accelerators of its node that it can read in place, beside its own. Empty: none.
     """
 
     tensors: tuple[TensorShards, ...]
@@ -79,10 +80,12 @@ class Sharding:
     dp: int = 1
     order: str = "tp-dp-pp"
     locations: tuple[Location, ...] = ()
+    reachable: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", tuple(self.tensors))
         object.__setattr__(self, "locations", tuple((node, local) for node, local in self.locations))
+        object.__setattr__(self, "reachable", tuple(map(tuple, self.reachable)))
 
     @property
     def world_size(self) -> int:
@@ -218,6 +221,9 @@ def check_side(side: Sharding, word: str) -> Iterator[Finding]:
             f"{word}: {counted(len(side.locations), 'location')} for {counted(side.world_size, 'rank')} ({product})"
         )
         yield Finding("S108", message, rule="one location per rank, or none at all")
+    if side.reachable and len(side.reachable) != len(side.locations):
+        message = f"{word}: {counted(len(side.reachable), 'entry')} of reachable for {counted(side.world_size, 'rank')}"
+        yield Finding("S108", message, rule="one entry and one location per rank, or no entries at all")
     seen: set[str] = set()
     for tensor in side.tensors:
         if tensor.name in seen:

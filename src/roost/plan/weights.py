@@ -12,10 +12,10 @@ from roost.plan.plan import ENGINE, TRAINER, ComponentPlan, Plan
 from roost.plan.shards import Location, Sharding, TensorShards
 from roost.plan.transfer import TransferPlan, plan_transfer
 
-__all__ = ["gather_size", "ranks_of", "weight_flow"]
+__all__ = ["ranks_of", "weight_flow"]
 
 
-def weight_flow(plan: Plan, rollout: str = "", gather: int = 1) -> TransferPlan | None:
+def weight_flow(plan: Plan, rollout: str = "") -> TransferPlan | None:
     """Who of the trainer sends which share of the weights to whom of the engines.
 
     The model is one tensor, ``weights``, of as many bytes as both sides can cut evenly; with
@@ -26,7 +26,6 @@ def weight_flow(plan: Plan, rollout: str = "", gather: int = 1) -> TransferPlan 
     Args:
         plan: The plan.
         rollout: The component that gets them; may be left out where there is only one.
-        gather: The trainer's ranks have gathered in tensor-parallel groups of so many before.
 
     Returns:
         ``None`` where the plan does not say enough: no trainer, or several; engines that are not
@@ -51,15 +50,9 @@ def weight_flow(plan: Plan, rollout: str = "", gather: int = 1) -> TransferPlan 
         return replace(side, tensors=tuple(tensors))
 
     try:
-        return plan_transfer(with_tensors(trainer).gathered(gather), with_tensors(engine))
+        return plan_transfer(with_tensors(trainer), with_tensors(engine))
     except PlacementError:
         return None
-
-
-def gather_size(flow: TransferPlan) -> int:
-    """In groups of how many the source's ranks make up one shard of the target; 1 where in none."""
-    size, rest = divmod(flow.source.tp, flow.target.tp)
-    return size if size and not rest else 1
 
 
 def ranks_of(component: ComponentPlan, process: int) -> range:

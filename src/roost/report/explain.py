@@ -8,7 +8,7 @@ from roost.errors import Finding
 from roost.placement import PlacementMode
 from roost.placement.language import Segment, parse_placement
 from roost.placement.resources import Resources
-from roost.plan import Plan, Process
+from roost.plan import Plan, Process, WeightTransport
 from roost.ranks import format_ranks
 from roost.report.columns import align
 from roost.report.weights import weight_lines
@@ -23,6 +23,12 @@ _WAYS = {
     "broadcast": "by collective broadcast: the trainer is on other GPUs",
     "file": "through files: the trainer's accelerators are of another vendor",
 }
+_PARTS = {
+    "ipc": "in place, by CUDA IPC: what trainer ranks on the engine's own GPUs hold",
+    "shared_memory": "through memory of the host: what trainer ranks on other GPUs of the node hold",
+    "broadcast": "by collective broadcast: what trainer ranks on other nodes hold",
+}
+_UNKNOWN = "in place, by CUDA IPC, as far as the trainer has them on the same GPUs; the rest through memory of the host"
 
 
 def explain_process(plan: Plan, process: Process) -> Text:
@@ -71,12 +77,24 @@ def _facts(plan: Plan, process: Process) -> list[tuple[str, str]]:
         facts.append(("engine", f"{engine}, member {member} of {component.processes_per_engine}"))
     if component.gpu_share is not None:
         facts.append(("share", f"{component.gpu_share:g} of each of its GPUs"))
-    weights = [_WAYS[process.transport.value]] if process.transport is not None else []
-    weights += weight_lines(plan, process)
+    weights = [*_transport_lines(plan, process), *weight_lines(plan, process)]
     facts += [("" if i else "weights", line) for i, line in enumerate(weights)]
     if process.interpreter:
         facts.append(("interpreter", process.interpreter))
     return facts
+
+
+def _transport_lines(plan: Plan, process: Process) -> list[str]:
+    """How a process gets its weights, largest share first."""
+    if process.transport is None:
+        return []
+    shares = plan.transport_shares(process.component.name, process.placement.rank)
+    if len(shares) > 1:
+        return [f"{share} {_PARTS[transport.value]}" for transport, share in shares.items()]
+    if not shares and process.transport is WeightTransport.IPC:
+        return [_UNKNOWN]
+    used = next(iter(shares), process.transport)
+    return [_WAYS[used.value]]
 
 
 def _reasons(plan: Plan, process: Process) -> list[str]:

@@ -146,15 +146,15 @@ class _Shapes:
         """``[first node, nodes, first node rank of the component, shape, …]``."""
         runs: list[int] = []
         known: dict[tuple[Any, ...], int] = {}
-        transports = component.transports or (None,) * component.world_size
+        transports = self.plan.transport_texts(component.name) or ("",) * component.world_size
         for node, found in groupby(component.placements, key=attrgetter("cluster_node_rank")):
             looks = []
             for placement in found:
                 transport = transports[placement.rank]
-                key = (_LOOKS(placement), transport and transport.value, self._variables(placement))
+                key = (_LOOKS(placement), transport, self._variables(placement))
                 number = known.get(key)
                 if number is None:
-                    number = known[key] = self._process(component, placement, transport and transport.value)
+                    number = known[key] = self._process(component, placement, transport)
                 looks.append(number)
             shape = self._shape_of.setdefault(tuple(looks), len(self.found))
             if shape == len(self.found):
@@ -171,7 +171,7 @@ class _Shapes:
         by_node = self._environment_of.get(placement.node_group_label)
         return by_node.get(placement.cluster_node_rank, -1) if by_node else -1
 
-    def _process(self, component: ComponentPlan, placement: Placement, transport: str | None) -> int:
+    def _process(self, component: ComponentPlan, placement: Placement, transport: str) -> int:
         locals_, visible = list(placement.local_hardware_ranks), list(placement.visible_accelerators)
         row = [
             locals_,

@@ -68,14 +68,20 @@ def node_rows(plan: Plan, each_up_to: int = 16) -> list[NodeRow]:
     return rows
 
 
-def process_rows(component: ComponentPlan, each_up_to: int = 16) -> list[ProcessRow]:
-    """The processes of a component: each in a row of its own if they are few, else by node."""
+def process_rows(component: ComponentPlan, transports: Sequence[str] = (), each_up_to: int = 16) -> list[ProcessRow]:
+    """The processes of a component: each in a row of its own if they are few, else by node.
+
+    Args:
+        component: The component.
+        transports: How the weights of each process come, in words.
+        each_up_to: How many processes are few.
+    """
     if component.world_size <= each_up_to:
-        return [_rows_of([index], [(component, index, 1)]) for index in range(component.world_size)]
+        return [_rows_of([index], [(component, index, 1)], transports) for index in range(component.world_size)]
     runs = list(_node_runs(component))
     return [
-        _rows_of([first for _, first, _ in group], group)
-        for _, found in groupby(_numbered(component, runs), key=lambda item: item[0])
+        _rows_of([first for _, first, _ in group], group, transports)
+        for _, found in groupby(_numbered(component, runs, transports), key=lambda item: item[0])
         for group in [[item[1] for item in found]]
     ]
 
@@ -90,7 +96,7 @@ def _node_runs(component: ComponentPlan) -> Iterator[tuple[ComponentPlan, int, i
 
 
 def _numbered(
-    component: ComponentPlan, runs: list[tuple[ComponentPlan, int, int]]
+    component: ComponentPlan, runs: list[tuple[ComponentPlan, int, int]], transports: Sequence[str]
 ) -> Iterator[tuple[object, tuple[ComponentPlan, int, int]]]:
     """Runs with a key that is the same as long as nodes are consecutive and look the same."""
     before: object = None
@@ -99,21 +105,22 @@ def _numbered(
     for run in runs:
         _, first, count = run
         placements = component.placements[first : first + count]
-        transports = component.transports[first : first + count]
         node = placements[0].cluster_node_rank
-        shape = (tuple(p.local_hardware_ranks for p in placements), count, transports)
+        shape = (tuple(p.local_hardware_ranks for p in placements), count, tuple(transports[first : first + count]))
         if shape != before or node != before_node + 1:
             number += 1
         before, before_node = shape, node
         yield number, run
 
 
-def _rows_of(firsts: list[int], runs: Sequence[tuple[ComponentPlan, int, int]]) -> ProcessRow:
+def _rows_of(
+    firsts: list[int], runs: Sequence[tuple[ComponentPlan, int, int]], transports: Sequence[str]
+) -> ProcessRow:
     component, first, count = runs[0]
     total = sum(run[2] for run in runs)
     placements = component.placements[first : first + count]
     start, last = placements[0], component.placements[runs[-1][1]]
-    kinds = sorted({t.value for t in component.transports[first : first + count]})
+    kinds = sorted(set(transports[first : first + count]))
     nodes = [start.cluster_node_rank, last.cluster_node_rank]
     low, high = placements[0].local_rank, placements[-1].local_rank
     return ProcessRow(
@@ -121,7 +128,7 @@ def _rows_of(firsts: list[int], runs: Sequence[tuple[ComponentPlan, int, int]]) 
         _range(*nodes),
         _resources([p.local_hardware_ranks for p in placements]),
         f"{_range(low, high)} of {start.local_world_size}",
-        ", ".join(kinds),
+        " or ".join(kinds),
         total,
     )
 

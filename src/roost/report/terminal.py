@@ -151,7 +151,7 @@ class _Painter:
             lines[0].append("share")
         if component.transports:
             lines[0].append("weights by")
-        head, middle, tail = fold(process_rows(component), 16, 2)
+        head, middle, tail = fold(process_rows(component, self.plan.transport_texts(component.name)), 16, 2)
         lines += [self._process_row(component, row) for row in head]
         if middle:
             left_out = sum(row.processes for row in middle)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from math import prod
 
 from roost.plan import Plan, Process, TransferPlan
-from roost.plan.weights import gather_size, ranks_of, weight_flow
+from roost.plan.weights import ranks_of, weight_flow
 from roost.ranks import format_ranks
 
 __all__ = ["weight_lines"]
@@ -19,28 +17,16 @@ _WIDTH = 60
 
 def weight_lines(plan: Plan, process: Process) -> list[str]:
     """What there is to say of a process's weights; nothing where the plan does not tell."""
+    lines = []
     if process.component.role == "rollout":
-        lines = [_before_and_after(plan, process.component.name, partial(_sources, process=process))]
+        flow = weight_flow(plan, process.component.name)
+        lines = [_sources(flow, process)] if flow is not None else []
     elif process.component.role == "actor":
-        names = [component.name for component in plan.components if component.role == "rollout"]
-        lines = [
-            _before_and_after(plan, name, partial(_targets, plan=plan, process=process, rollout=name)) for name in names
-        ]
-    else:
-        return []
-    return [line for line in lines if line]
-
-
-def _before_and_after(plan: Plan, rollout: str, say: Callable[[TransferPlan], str]) -> str:
-    """What is said of the plain hand-over and, where it differs, of one after a gather."""
-    flow = weight_flow(plan, rollout)
-    if flow is None:
-        return ""
-    text, size = say(flow), gather_size(flow)
-    after = weight_flow(plan, rollout, size) if size > 1 else None
-    if after is None or say(after) == text:
-        return text
-    return f"{text}; after a gather in groups of {size}: {say(after)}"
+        for component in plan.components:
+            flow = weight_flow(plan, component.name) if component.role == "rollout" else None
+            if flow is not None:
+                lines.append(_targets(flow, plan, process, component.name))
+    return lines
 
 
 def _sources(flow: TransferPlan, process: Process) -> str:

@@ -97,6 +97,10 @@ class EngineHandle:
         placement = self.component.placements[self.ranks[member]]
         return (placement.cluster_node_rank, placement.local_accelerator_rank)
 
+    def accelerators(self, member: int) -> tuple[int, ...]:
+        """All accelerators of a member, on its node."""
+        return self.component.placements[self.ranks[member]].accelerators
+
     def transport(self, member: int) -> WeightTransport:
         """How the plan wants its weights to come."""
         transports = self.component.transports
@@ -174,6 +178,10 @@ class ExternalEngine:
     def location(self, member: int) -> tuple[int, int]:
         """Nobody knows where it is."""
         return (-1, -1)
+
+    def accelerators(self, member: int) -> tuple[int, ...]:
+        """Nobody knows which it has."""
+        return ()
 
     def transport(self, member: int) -> WeightTransport:
         """Through files."""

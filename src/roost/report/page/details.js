@@ -1,7 +1,7 @@
 // The panel that says what is known of an accelerator, a process or a node. Only textContent is ever set.
 const WAYS = {
   ipc: "in place: the trainer is on the same accelerators",
-  shared_memory: "through shared memory: the trainer is on the same node",
+  shared_memory: "through memory of the host: the trainer is on the same node",
   broadcast: "by a collective: the trainer is on other accelerators",
   file: "through files: the trainer's accelerators are of another vendor",
 };
@@ -91,7 +91,9 @@ function processCard(c, r, isOpen) {
 function weightFacts(c, r) {
   const looks = components[c].looks[r];
   const parts = [];
-  if (looks[6]) parts.push(make("div", "", `${looks[6]}: ${WAYS[looks[6]]}`));
+  for (const way of looks[6] ? looks[6].split(", ") : []) {
+    parts.push(make("div", "", `${way}: ${WAYS[way.split(" ").pop()]}`)); // such as "1/2 ipc"
+  }
   for (const [sent, byLink] of [[false, flowsInto(c, r)], [true, flowsFrom(c, r)]]) {
     const total = byLink.reduce((sum, one) => sum + one.bytes, 0);
     byLink.forEach((one, link) => {

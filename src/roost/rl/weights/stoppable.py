@@ -17,12 +17,14 @@ import torch
 
 from roost.errors import Finding, RolloutError, RoostError
 
-__all__ = ["FailureWatch", "Stoppable"]
+__all__ = ["STOP_S", "FailureWatch", "Stoppable"]
 
 GRACE_S = 2.0
 """Seconds that an aborted call has to return. After them its thread is left behind."""
 POLL_S = 0.05
 WATCH_S = 0.2
+STOP_S = 10.0
+"""Seconds to wait until all ranks of a trainer know that a broadcast is given up."""
 
 
 class Stoppable:

@@ -28,14 +28,15 @@ from roost.errors import (
     raise_problems,
 )
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.plan.transport import NEAR
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.files import discard_version, publish_version
 from roost.rl.weights.flags import FIRST, GO, STOP, Flags
 from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.ipc import MovedError
 from roost.rl.weights.shard_files import FileShard, plan_files
-from roost.rl.weights.stoppable import FailureWatch
-from roost.rl.weights.ways import NEAR, Way, sort_engines
+from roost.rl.weights.stoppable import STOP_S, FailureWatch
+from roost.rl.weights.ways import Way, sort_engines
 from roost.worker import GroupResult, PerRank
 from roost.worker.results import LaneResult
 
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["PAUSES", "SyncReport", "WeightSync"]
 
 PAUSES = ("wait", "abort", "keep")
-STOP_S = 10.0
-"""Seconds to wait until the ranks of a trainer know that a broadcast is given up."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class WeightSync:
         self._connected: tuple[object, ...] | None = None
         self._channels: list[Channel] = []
         self._files: list[FileShard] = []
+        self._has_broadcasts = False
         self._gpus: list[tuple[str, ...]] = []
         self._members: list[tuple[EngineHandle, int]] = []
         self._flags: Flags | None = None
@@ -135,8 +135,8 @@ class WeightSync:
             engine.version = version
         sent: dict[str, int] = {}
         for channel in self._channels:
-            nbytes = 0 if channel.kind is WeightTransport.FILE else channel.nbytes
-            sent[channel.kind.value] = sent.get(channel.kind.value, 0) + nbytes
+            if channel.kind is not WeightTransport.FILE:
+                sent[channel.kind.value] = sent.get(channel.kind.value, 0) + channel.nbytes
         if self._files:  # written once, whatever the number of readers
             sent[WeightTransport.FILE.value] = sum(shard.nbytes for shard in self._files if shard.file)
         return SyncReport(version, sent, clock.seconds, len(engines))
@@ -184,7 +184,8 @@ class WeightSync:
         workers = self.train.workers
         sent = [channel for channel in self._channels if channel.kind is not WeightTransport.FILE]
         own = [[channel for channel in sent if channel.source == rank] for rank in range(workers.world_size)]
-        has_files = any(channel.kind is WeightTransport.FILE for channel in self._channels)
+        kinds = {channel.kind for channel in self._channels}
+        self._has_broadcasts, has_files = WeightTransport.BROADCAST in kinds, WeightTransport.FILE in kinds
         self._folder = self._weights_folder.path() if has_files else ""
         self._files = plan_files(source) if has_files else []
         shards = {shard.rank: shard for shard in self._files}
@@ -233,9 +234,9 @@ class WeightSync:
         for rank, (engine, member) in enumerate(self._members):
             if any(rank in channel.targets and channel.kind not in NEAR for channel in self._channels):
                 waiting += engine.call(member, "receive_weights", version)
-        sending = self.train.workers.send_weights(version)
+        sending = [self.train.workers.send_weights(version)]
         try:
-            self._wait_for_both(waiting, [sending])
+            self._wait_for_both(waiting, sending)
             if any(shard.joined for shard in self._files):
                 _wait_all([self.train.workers.join_pieces(version)], self._timeout_s)
             if self._files:
@@ -308,8 +309,8 @@ class WeightSync:
         waiting = []
         for engine, member in self._members:
             waiting += engine.commit(member, version, pause, self._folder)
-        is_direct = any(channel.is_direct for channel in self._channels)
-        sending = [self.train.workers.send_weights(version, True)] if is_direct else []
+        has_direct = any(channel.is_direct for channel in self._channels)
+        sending = [self.train.workers.send_weights(version, True)] if has_direct else []
         try:
             self._wait_for_both(waiting, sending)
         except BaseException:
@@ -318,10 +319,8 @@ class WeightSync:
 
     def _wait_for_both(self, of_engines: list[GroupResult], of_trainer: list[GroupResult]) -> None:
         """Waits for calls of engines and of the trainer, which must not wait in a broadcast for an engine that failed."""
-        with contextlib.ExitStack() as stack:
-            if of_trainer and any(channel.kind is WeightTransport.BROADCAST for channel in self._channels):
-                watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
-                stack.enter_context(watch)
+        watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
+        with watch if of_trainer and self._has_broadcasts else contextlib.nullcontext():
             _wait_all([*of_engines, *of_trainer], self._timeout_s)
 
     def _stop_broadcasts(self, reason: str) -> None:
@@ -339,7 +338,7 @@ class WeightSync:
         collectives = CollectiveManager(self._cluster.managers)
         waiting: list[GroupResult] = []
         with contextlib.suppress(RoostError):
-            if any(channel.kind is WeightTransport.BROADCAST for channel in self._channels):
+            if self._has_broadcasts:
                 self._stop_broadcasts("their channels are closed")
             for engine, member in self._members:
                 waiting += engine.call(member, "close_receiver")

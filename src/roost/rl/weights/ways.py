@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from roost.errors import Finding, RolloutError
 from roost.plan import Sharding, TensorShards, WeightTransport
+from roost.plan.transport import NEAR, used_transport
 from roost.rl.weights.channels import Channel, WeightDescription
 
 if TYPE_CHECKING:
     from roost.rl.handles import EngineHandle
 
-__all__ = ["NEAR", "Targets", "Way", "sort_engines"]
-
-NEAR = (WeightTransport.IPC, WeightTransport.SHARED_MEMORY)
-"""Transports within a node, over which nothing has to be waited for by those who read."""
+__all__ = ["Targets", "Way", "sort_engines"]
 
 
 @dataclass
@@ -33,7 +31,12 @@ class Targets:
         tp = self.description.tensor_parallel
         locations = tuple(engine.location(member) for engine, member in self.members)
         return Sharding(
-            self.description.tensors, tp=tp, dp=len(self.members) // tp, order="tp-pp-dp", locations=locations
+            self.description.tensors,
+            tp=tp,
+            dp=len(self.members) // tp,
+            order="tp-pp-dp",
+            locations=locations,
+            reachable=tuple(engine.accelerators(member) for engine, member in self.members),
         )
 
 
@@ -61,12 +64,9 @@ class Way:
         planned, location = engine.transport(member), engine.location(member)
         if planned not in NEAR:
             return planned
-        if self.source.locations[sender][0] != location[0]:
-            return WeightTransport.BROADCAST
         own = set(self._gpus[sender])
-        if own and member == 0 and self._can_map and own <= set(self._targets.gpus[target]):
-            return WeightTransport.IPC
-        return WeightTransport.SHARED_MEMORY
+        can_map = bool(own) and member == 0 and self._can_map and own <= set(self._targets.gpus[target])
+        return used_transport(planned, self.source.locations[sender][0] == location[0], can_map)
 
     def carried(self, channel: Channel, first: int) -> Channel:
         """A channel that knows what carries it; receivers are counted from ``first``."""
