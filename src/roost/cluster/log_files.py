@@ -14,7 +14,7 @@ import time
 
 from roost.cluster.runtime_folder import open_private, runtime_folder
 
-__all__ = ["describe_node", "log_folder", "open_log"]
+__all__ = ["describe_node", "log_folder", "open_log", "plain_name", "session_folder"]
 
 KEPT_S = 7 * 86_400
 """Seconds after which a log outside any Ray session is removed, counted from its last line."""
@@ -39,6 +39,22 @@ def log_folder() -> str:
     return folder
 
 
+def session_folder() -> str:
+    """Return the folder of the Ray session on this node, else the private runtime folder.
+
+    Raises:
+        ClusterError: See :func:`log_folder`.
+    """
+    ray = sys.modules.get("ray")
+    node = ray._private.worker._global_node if ray is not None and ray.is_initialized() else None
+    return str(node.get_session_dir_path()) if node is not None else runtime_folder()
+
+
+def plain_name(name: str) -> str:
+    """Return a name with only such characters as every file system takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_MAX_NAME]
+
+
 def open_log(name: str) -> tuple[str, int]:
     """Create a log file ``roost-NAMESPACE-NAME-PID.log``; return its path and a descriptor that appends to it.
 
@@ -49,8 +65,7 @@ def open_log(name: str) -> tuple[str, int]:
         OSError: The file cannot be created.
     """
     namespace = os.environ.get("ROOST_NAMESPACE") or "roost"
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"roost-{namespace}-{name}")[:_MAX_NAME]
-    base = os.path.join(log_folder(), f"{plain}-{os.getpid()}")
+    base = os.path.join(log_folder(), f"{plain_name(f'roost-{namespace}-{name}')}-{os.getpid()}")
     number = 1
     while True:
         path = f"{base}.log" if number == 1 else f"{base}.{number}.log"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from roost.errors import ClusterError, RoostError
+from roost.errors import ClusterError, Finding, RoostError
 from roost.rl.client import EngineClient
 from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import HubLink
@@ -63,6 +63,7 @@ class Fleet:
         self._engines = engines
         self._hub = hub
         self._url = url
+        self._key = key
         self.pulses = Pulses(silence_limit_s)
         self._evicting = threading.Lock()
         self._evicted: list[tuple[float, str]] = []
@@ -111,6 +112,30 @@ class Fleet:
             self._route()
             with contextlib.suppress(RoostError):
                 self._hub.call("router", "remove", engine.url, REMOVE_S)
+
+    def use_router(self, url: str) -> None:
+        """Use a router that was started again: it is told of all engines that get requests.
+
+        Raises:
+            RoostError: It did not take all of them; those are registered at the next opportunity.
+        """
+        with self.changing:
+            before = [engine for engine in self.alive if engine.is_registered]
+            for engine in self._engines:
+                engine.is_registered = False
+            self._url = url
+            self.client.keys[url] = self._key
+            self.client.urls = [url]
+            self.register(before)
+
+    def router_problem(self) -> tuple[Finding, ...]:
+        """What is wrong with the router, for errors; nothing where it runs."""
+        try:
+            if self._url:
+                self._hub.call("router", "check")
+        except RoostError as error:
+            return tuple(error.findings)
+        return ()
 
     def _route(self) -> None:
         """Without a router, the client goes to all engines in turn."""

@@ -72,7 +72,8 @@ class Generator:
             finished = {index: group for index, group in enumerate(groups) if group.is_finished}
             (failed,) = error.findings
             context = (*failed.context, *self._fleet.troubles(began_s))
-            raise GenerationError([replace(failed, context=context)], finished) from None
+            findings = (*self._fleet.router_problem(), replace(failed, context=context))
+            raise GenerationError(findings, finished) from None
         for samples, outputs in zip(owners, answers, strict=True):
             _extend(samples, outputs)
 

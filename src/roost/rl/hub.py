@@ -1,5 +1,9 @@
 """The hub: one small process on node 0 that has a rollout's buffer, lock and router.
 
+It can die, and a new one takes its place under the same name (:mod:`roost.rl.hub_starting`): the buffer comes back
+from its journal, and locks are free once the leases of the old hub have run out. A :class:`HubLink` finds the new hub
+by itself, and gives back what calls took whose answers were lost with the old one.
+
 Calls reach it through a lane, where each has a thread of its own. Ray runs at most :data:`CONCURRENCY` calls of the
 hub at once, so a call that waits there would keep out others: a full set of blocked ``take()`` calls would wait for
 a ``put()`` that cannot begin.
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +22,20 @@ from typing import Any
 
 import ray
 
-from roost.errors import CallTimeoutError, RoostError, WorkerDiedError, WorkerError
+from roost.cluster.log_files import plain_name, session_folder
+from roost.cluster.runtime_folder import private_folder
+from roost.errors import (
+    CallTimeoutError,
+    ClusterError,
+    Finding,
+    Fix,
+    RolloutError,
+    RoostError,
+    WorkerDiedError,
+    WorkerError,
+)
 from roost.rl.buffer import DataBuffer
+from roost.rl.journaled import JournaledBuffer
 from roost.rl.lock import HeldLock, Kind, LeaseLock
 from roost.rl.router import Router
 from roost.worker import GroupResult, Worker, WorkerGroup
@@ -28,6 +45,8 @@ __all__ = ["CONCURRENCY", "BufferClient", "Hub", "HubLink", "LockClient"]
 
 CONCURRENCY = 64
 """How many calls Ray runs in the hub at once."""
+TOKENS = 1 << 32
+"""Tokens of leases that one hub may give before they could be taken for those of its successor."""
 ANSWER_S = 30.0
 """Seconds to wait for the reply to a call beyond the time that the call itself may wait in the hub."""
 TURN_S = 1.0
@@ -46,13 +65,51 @@ _LATE = {"B102", "B103", "L101"}
 class Hub(Worker):
     """Holds what engines and trainers share; its children end with it."""
 
-    def __init__(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None, key: str = "") -> None:
-        self._buffer = DataBuffer(capacity)
-        self._lock = LeaseLock(lock_ttl_s)
+    def __init__(
+        self,
+        capacity: int,
+        lock_ttl_s: float,
+        router: Mapping[str, Any] | None,
+        key: str = "",
+        journal: str | None = None,
+        incarnation: int = 1,
+    ) -> None:
+        self._buffer = self._make_buffer(capacity, journal, incarnation > 1)
+        self._lock = LeaseLock(lock_ttl_s, after_token=(incarnation - 1) * TOKENS)
         self._router: Router | None = None
         if router is not None:
             self._router = Router(host=str(ray.util.get_node_ip_address()), **{"key": key, **router})
             self._router.start()
+
+    def _make_buffer(self, capacity: int, folder: str | None, continues: bool) -> DataBuffer:
+        if folder is None:
+            return DataBuffer(capacity)
+        if not folder:
+            folder = private_folder(os.path.join(session_folder(), f"roost-{os.getuid()}"))
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        namespace = os.environ.get("ROOST_NAMESPACE") or "roost"
+        name = plain_name(f"roost-{namespace}-{self.group_name}")
+        return JournaledBuffer(capacity, os.path.join(folder, f"{name}.journal"), continues=continues)
+
+    def notes(self) -> list[str]:
+        """What the user should know of the buffer that this hub began with."""
+        if isinstance(self._buffer, JournaledBuffer):
+            return self._buffer.notes
+        return ["the buffer had no journal: it is empty"]
+
+    def remove_journal(self) -> None:
+        """Remove the journal: the job is over."""
+        if isinstance(self._buffer, JournaledBuffer):
+            self._buffer.remove_journal()
+
+    def start_router(self) -> str:
+        """Start the router again, at its old address where that is still free; return its URL."""
+        if self._router is None:
+            return ""
+        try:
+            return self._router.start()
+        except RolloutError:  # it gave its ports back
+            return self._router.start()
 
     def status_note(self) -> str:
         """Where the router serves."""
@@ -76,28 +133,82 @@ class Hub(Worker):
 
 
 class HubLink:
-    """Calls the parts of a hub, from any process of the job and from many threads at once."""
+    """Calls the parts of a hub, from any process of the job and from many threads at once.
+
+    Attributes:
+        group: The hub.
+    """
 
     def __init__(self, hub: WorkerGroup) -> None:
         hub.open_lanes([0], in_order=False)
         self.group = hub
+        self._unanswered: list[str] = []  # tickets of calls whose answers were lost
+        self._changing = threading.Lock()
 
     def call(self, part: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the hub's ``buffer``, ``lock`` or ``router``, and return its value.
 
-        Errors of Roost that the method raises arrive as they are.
+        Errors of Roost that the method raises arrive as they are. Where the hub has died and another has taken its
+        place, the call is sent to that one: every call can be repeated.
+
+        Raises:
+            RolloutError: The hub has died (S210).
         """
+        while True:
+            group = self.group
+            try:
+                self._undo_unanswered(group)
+                return self._call(group, part, method, args, kwargs)
+            except WorkerDiedError as error:
+                with self._changing:
+                    self._unanswered += [kwargs["ticket"]] if kwargs.get("ticket") else []
+                if not self._find_successor(group):
+                    raise _hub_died(group, error) from error
+
+    def connect(self, hub: WorkerGroup) -> None:
+        """Call another hub from now on, which has taken the place of one that died."""
+        hub.open_lanes([0], in_order=False)
+        self.group = hub
+
+    def _undo_unanswered(self, group: WorkerGroup) -> None:
+        """Give back what calls took whose answers were lost; a hub that died may have noted them as answered."""
+        with self._changing:
+            tickets, self._unanswered = self._unanswered, []
         try:
-            result = self.group.begin_in_lane(0, part, method, args, kwargs)
+            if tickets:
+                self._call(group, "buffer", "undo_takes", (tickets,), {})
+        except BaseException:
+            with self._changing:
+                self._unanswered += tickets
+            raise
+
+    def _find_successor(self, dead: WorkerGroup) -> bool:
+        """Connect to the hub that has the name now; return whether it is another one."""
+        if self.group is dead:
+            try:
+                found = WorkerGroup.attach(dead.name, dead._cluster)
+                if found._handles[0]._actor_id == dead._handles[0]._actor_id:
+                    return False
+                self.connect(found)
+            except (ClusterError, WorkerError):
+                return False
+        return True
+
+    def _call(self, group: WorkerGroup, part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            result = group.begin_in_lane(0, part, method, args, kwargs)
             if result is not None:
                 return _value_of(result, _patience_s(part, method, args, kwargs))
-        except WorkerDiedError:
-            pass  # perhaps only the connection has ended, which Ray knows
-        return self._call_through_ray(part, method, args, kwargs)
+        except WorkerDiedError:  # perhaps only the connection has ended, which Ray knows
+            if kwargs.get("ticket"):
+                _value_of(group.buffer("undo_takes", ([kwargs["ticket"]],)), ANSWER_S)
+        return self._call_through_ray(group, part, method, args, kwargs)
 
-    def _call_through_ray(self, part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call_through_ray(
+        self, group: WorkerGroup, part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Call without the lane, which a firewall may forbid; a call that waits leaves the hub after each turn."""
-        send = getattr(self.group, part)
+        send = getattr(group, part)
         if method not in _WAITING:
             return _value_of(send(method, args, kwargs), _patience_s(part, method, args, kwargs))
         given = _WAITING[method].bind(None, *args, **kwargs).arguments
@@ -111,6 +222,17 @@ class HubLink:
             except CallTimeoutError as error:
                 if left_s <= TURN_S or not _LATE & set(error.codes):
                     raise
+
+
+def _hub_died(hub: WorkerGroup, error: WorkerDiedError) -> RolloutError:
+    node_rank = hub.node_rank_of(0)
+    where = f"node {node_rank} ({hub._cluster.get_node_ip(node_rank)})"
+    message = f"the hub {hub.name!r}, which has the buffer, the lock and the router, has died on {where}"
+    fixes = (
+        Fix("start it again, with what was in the buffer", "rollout.recover()  in the process of the RolloutManager"),
+        *error.findings[0].fixes,
+    )
+    return RolloutError([Finding("S210", message, context=(error.findings[0].message,), fixes=fixes)])
 
 
 def _patience_s(part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
@@ -146,8 +268,11 @@ class BufferClient:
         if method.startswith("_") or not callable(found):
             raise AttributeError(f"a buffer has no {method!r}")
         call = partial(self._link.call, "buffer", method)
-        if "who" in inspect.signature(found).parameters:  # else it would be the name of a thread of the hub
-            return partial(call, who=f"{threading.current_thread().name} of process {os.getpid()}")
+        parameters = inspect.signature(found).parameters
+        if "who" in parameters:  # else it would be the name of a thread of the hub
+            call = partial(call, who=f"{threading.current_thread().name} of process {os.getpid()}")
+        if "ticket" in parameters:
+            return lambda *args, **kwargs: call(*args, **{"ticket": secrets.token_hex(8), **kwargs})
         return call
 
 

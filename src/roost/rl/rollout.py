@@ -20,13 +20,13 @@ from roost.errors import (
     WorkerError,
     counted,
 )
-from roost.placement import NodePlacementStrategy
 from roost.plan import ComponentPlan, Plan
 from roost.rl.engine import Engine
 from roost.rl.fleet import Fleet
 from roost.rl.generating import Generator
 from roost.rl.handles import EngineHandle, ExternalEngine
-from roost.rl.hub import CONCURRENCY, BufferClient, Hub, HubLink, LockClient
+from roost.rl.hub import BufferClient, LockClient
+from roost.rl.hub_starting import HubStarter
 from roost.rl.keys import make_key
 from roost.rl.lost_engines import check_nodes_of, none_alive
 from roost.rl.samples import SampleGroup
@@ -34,7 +34,7 @@ from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
 from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.sync import PAUSES, SyncReport, WeightSync
-from roost.worker import GroupRequest, WorkerGroup
+from roost.worker import WorkerGroup
 
 __all__ = ["RolloutManager"]
 
@@ -72,9 +72,10 @@ class RolloutManager:
             again.
         weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
+        journal: Folder on node 0 for the buffer's journal, from which :meth:`recover` has the buffer back when the hub
+            has died. Default: a private one in the folder of the Ray session. ``None``: no journal.
 
     Attributes:
-        url: Address of the router; empty without one.
         key: What the router asks for: ``EngineClient(rollout.url, key=rollout.key)``.
     """
 
@@ -95,6 +96,7 @@ class RolloutManager:
         lock_ttl_s: float = 10.0,
         silence_limit_s: float = 60.0,
         weights_folder: str | None = None,
+        journal: str | None = "",
     ) -> None:
         self.name = name
         self.version = 0
@@ -112,29 +114,24 @@ class RolloutManager:
         self._is_closed = False
         self._last_version = 0
         self._weights_folder = WeightsFolder(weights_folder)
+        self._hub_starter = HubStarter(cluster, name, capacity, lock_ttl_s, router, self.key, journal)
         self._forget_closing = cluster.on_close(self.close)
         try:
-            self._start(external, capacity, lock_ttl_s, router)
+            self._start(external)
         except BaseException:
             self.close()
             raise
 
     # Starting ------------------------------------------------------------------------------
 
-    def _start(
-        self,
-        external: Sequence[str] | Mapping[str, str],
-        capacity: int,
-        lock_ttl_s: float,
-        router: Mapping[str, Any] | None,
-    ) -> None:
+    def _start(self, external: Sequence[str] | Mapping[str, str]) -> None:
         components = [component for component in self._plan.components if component.role == ROLE]
         if not components and not external:
             message = f"the plan has no component with the role {ROLE!r}, and no external engines were named"
             raise RolloutError([Finding("E201", message)])
         self._starter.check(components)
         with ThreadPoolExecutor(2 + len(components)) as pool:
-            hub = pool.submit(self._launch_hub, capacity, lock_ttl_s, router)
+            hub = pool.submit(self._hub_starter.start)
             started = [pool.submit(self._launch, c) for c in components if not c.placeholder]
             for component in components:
                 if component.placeholder:
@@ -143,27 +140,17 @@ class RolloutManager:
             errors = [error for future in futures if (error := future.exception()) is not None]
             if errors:
                 raise errors[0]
-        self._hub: WorkerGroup = hub.result()
-        self._link = HubLink(self._hub)
-        self.buffer = BufferClient(self._link)
-        self.lock = LockClient(self._link)
-        self.url: str = self._hub.url().wait()[0]
+        link = self._hub_starter.link
+        self.buffer, self.lock = BufferClient(link), LockClient(link)
         for future in started:
             self._engines += future.result()
         keys = external if isinstance(external, Mapping) else {}
         self._engines += [self._starter.find_external(address, keys.get(address, "")) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._fleet = Fleet(self.name, self._engines, self._link, self.url, self.key, self._silence_limit_s)
+        self._fleet = Fleet(self.name, self._engines, link, self.url, self.key, self._silence_limit_s)
         self._fleet.register(self._engines)
         self._fleet.watch()
         self._generator = Generator(self.name, self._fleet, self.lock)
-
-    def _launch_hub(self, capacity: int, lock_ttl_s: float, router: Mapping[str, Any] | None) -> WorkerGroup:
-        hub = GroupRequest(Hub, (capacity, lock_ttl_s, router, self.key)).launch(
-            self._cluster, NodePlacementStrategy([0]), name=f"{self.name}-hub", max_concurrency=CONCURRENCY
-        )
-        self._groups.append(hub)
-        return hub
 
     def _launch(self, component: ComponentPlan) -> list[EngineHandle]:
         group = self._starter.launch(component)
@@ -171,6 +158,15 @@ class RolloutManager:
         return self._starter.start_all(component, group)
 
     # What there is -------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Address of the router; empty without one. It may be another one after :meth:`recover`."""
+        return self._hub_starter.url
+
+    @property
+    def _hub(self) -> WorkerGroup:
+        return self._hub_starter.group
 
     @property
     def engines(self) -> list[EngineHandle | ExternalEngine]:
@@ -359,15 +355,24 @@ class RolloutManager:
         return self._running.find_dead()
 
     def recover(self) -> list[EngineHandle | ExternalEngine]:
-        """Starts engines that died again, on the same accelerators; returns them.
+        """Starts what died again: the hub, the router, and engines, on the same accelerators; returns the engines.
 
         So are those elsewhere that answer again. All serve once the next weight update has reached them.
 
+        A hub that died comes back on node 0 with the buffer as it was: groups that were taken are still taken, and
+        what a call took whose answer was lost is given back. Repeat calls that raised an error. The lock is free once
+        the leases of the old hub have run out (``lock_ttl_s``), and the router has all engines that got requests.
+
         Raises:
+            ClusterError: The managers of the job have died (R150).
             RoostError: Where some did not start, for all of them; the others are back all the same.
         """
         with self._running.changing:
+            is_new = self._hub_starter.recover()
             self.find_dead()
+            if is_new and self.url:
+                self._running.find_dead_external()  # the router would wait for them
+                self._running.use_router(self.url)
             gone = [engine for engine in self._engines if not engine.is_alive]
             with ThreadPoolExecutor(RESTARTS) as pool:
                 failures = [error for error in pool.map(self._bring_back, gone) if error is not None]
@@ -409,6 +414,7 @@ class RolloutManager:
         for group in self._groups:
             with contextlib.suppress(RoostError):
                 group.close()
+        self._hub_starter.close()
         for token in self._reservations:
             self._cluster.release(token)
         self._weights_folder.close()

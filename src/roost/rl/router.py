@@ -47,6 +47,8 @@ __all__ = ["RoutedWorker", "Router"]
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
 PERIOD_S = 0.05
+NOTICE_S = 2.0
+"""Seconds after which the end of the router's process has been noticed for certain."""
 NO_KEY = "none"
 """Presented to engines that have no key, which would be shown the router's otherwise."""
 
@@ -132,14 +134,17 @@ class Router:
         return url_of(self._host, self._lease.port) if self._lease is not None else ""
 
     def start(self, timeout_s: float = 60.0) -> str:
-        """Starts it, waits until it answers, and returns its base URL.
+        """Starts it, waits until it answers, and returns its base URL; one that has ended gets its ports again.
 
         Raises:
             RolloutError: Where it ends, or does not answer in time; with its last lines (E106).
         """
-        if self._child is not None:
+        if self.is_alive():
             return self.url
-        self._lease = lease_ports(2)
+        if self._child is not None:
+            self._child.stop()
+        if self._lease is None:
+            self._lease = lease_ports(2)
         command = [
             sys.executable, str(router_process.__file__),
             "--host", self._host, "--port", str(self._lease.port),
@@ -168,6 +173,13 @@ class Router:
     def is_alive(self) -> bool:
         """Whether its process runs."""
         return self._child is not None and self._child.is_alive()
+
+    def check(self) -> None:
+        """Raise the error of a router whose process has ended, with its last lines (E106)."""
+        if self._child is not None and not self._child.is_alive():
+            fix = Fix("start it again, with all engines that are alive", "rollout.recover()")
+            message = f"the router at {self.url} has ended: its process ended with exit code {self._child.exit_code}"
+            raise self._error("E106", message, fix)
 
     def logs(self) -> str:
         """Its last lines."""
@@ -258,6 +270,10 @@ class Router:
                 return {}
             raise self._error("E107", f"the router answered {method} {path} with {error.code}: {said}") from None
         except OSError as error:
+            deadline = time.monotonic() + NOTICE_S
+            while self.is_alive() and time.monotonic() < deadline:
+                time.sleep(PERIOD_S)
+            self.check()
             raise self._error("E106", f"the router at {self.url} does not answer: {error}") from error
         with contextlib.suppress(ValueError):
             found = json.loads(text)
@@ -267,15 +283,14 @@ class Router:
     def _wait(self, is_done: Callable[[], bool], timeout_s: float, code: str, what: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_done():
-            if not self.is_alive():
-                raise self._error("E106", "the router's process has ended")
+            self.check()
             if time.monotonic() > deadline:
                 raise self._error(code, f"{what} within {timeout_s:g} s")
             time.sleep(PERIOD_S)
 
-    def _error(self, code: str, message: str) -> RolloutError:
+    def _error(self, code: str, message: str, *fixes: Fix) -> RolloutError:
         lines = tuple(self.logs().splitlines()[-LOG_LINES:])
-        fixes = (self._child.log_fix,) if self._child is not None else ()
+        fixes += (self._child.log_fix,) if self._child is not None else ()
         return RolloutError([Finding(code, message, context=lines, fixes=fixes)])
 
     def __enter__(self) -> Router:
