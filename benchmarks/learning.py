@@ -6,6 +6,7 @@ import gc
 import io
 import pickle
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from benchmarks.launching import Row
 from benchmarks.routing import measure_router
 from benchmarks.weights import measure_weights
 from roost import Cluster, DataBuffer, Plan, Sample, SampleGroup
+from roost.rl.journaled import JournaledBuffer
 from roost.testing import local_ray
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -34,6 +36,8 @@ REPEATS = 10
 BATCH, BATCHES, SAMPLES, TOKENS = 64, 16, 8, 8
 GROUPS_PER_S = 5_000
 """What the buffer must manage at least, in and out."""
+JOURNAL_RATIO = 2.0
+"""What a journal may cost at most, times the way through the buffer of another process."""
 
 Batch = list[SampleGroup]
 Trip = Callable[[Sequence[SampleGroup]], Batch]
@@ -67,6 +71,16 @@ def _buffered(batches: list[Batch], trip: Trip) -> None:
         buffer.confirm([group.id for group in taken])
 
 
+def _journaled(batches: list[Batch], trip: Trip) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = JournaledBuffer(4 * BATCH, f"{folder}/buffer.journal")
+        for batch in batches:
+            buffer.put(trip(batch))
+            taken = trip(buffer.take(BATCH))
+            buffer.confirm([group.id for group in taken])
+        buffer.remove_journal()
+
+
 def _queued(batches: list[Batch], trip: Trip) -> None:
     queue: deque[SampleGroup] = deque()
     for batch in batches:
@@ -95,6 +109,10 @@ def measure_buffer() -> list[Row]:
         per_s = BATCH / ours_s
         text = f"buffer: {name}, {BATCH} groups ({per_s:,.0f} groups/s)"
         rows.append(Row(text, ours_s, plain_s, f"≥ {GROUPS_PER_S:,} groups/s", per_s >= GROUPS_PER_S))
+    without_s, with_s = _best_s((_buffered, _journaled), batches, _through_pickle)
+    per_put_us = (with_s - without_s) / BATCH * 1e6
+    text = f"buffer: the same with a journal ({per_put_us:,.0f} µs more per group put)"
+    rows.append(Row(text, with_s, without_s, f"≤ {JOURNAL_RATIO:g}", with_s / without_s <= JOURNAL_RATIO))
     return rows
 
 

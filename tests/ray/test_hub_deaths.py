@@ -87,7 +87,7 @@ def test_a_router_that_is_killed_is_named_and_comes_back(rollout: RolloutManager
         rollout.generate(new_groups(3), PARAMS)
     assert caught.value.codes[0] == "E106"
     text = str(caught.value)
-    assert f"the router at {url} has ended: its process ended with exit code" in text
+    assert f"the router at {url} does not answer: its process has ended with exit code" in text
     assert "rollout.recover()" in text
     assert "roost-roost-router-" in text, "its log"
     assert rollout.recover() == [], "no engine had died"

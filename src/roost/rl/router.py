@@ -177,9 +177,12 @@ class Router:
     def check(self) -> None:
         """Raise the error of a router whose process has ended, with its last lines (E106)."""
         if self._child is not None and not self._child.is_alive():
-            fix = Fix("start it again, with all engines that are alive", "rollout.recover()")
-            message = f"the router at {self.url} has ended: its process ended with exit code {self._child.exit_code}"
-            raise self._error("E106", message, fix)
+            raise self._ended(Fix("start it again, with all engines that are alive", "rollout.recover()"))
+
+    def _ended(self, *fixes: Fix) -> RolloutError:
+        code = self._child.exit_code if self._child is not None else None
+        message = f"the router at {self.url} does not answer: its process has ended with exit code {code}"
+        return self._error("E106", message, *fixes)
 
     def logs(self) -> str:
         """Its last lines."""
@@ -283,7 +286,8 @@ class Router:
     def _wait(self, is_done: Callable[[], bool], timeout_s: float, code: str, what: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_done():
-            self.check()
+            if not self.is_alive():
+                raise self._ended()
             if time.monotonic() > deadline:
                 raise self._error(code, f"{what} within {timeout_s:g} s")
             time.sleep(PERIOD_S)
