@@ -289,6 +289,59 @@ def test_methods_that_are_coroutines(group: roost.WorkerGroup) -> None:
         group.fail_later().wait()
 
 
+class Interleaving(roost.Worker):
+    def __init__(self) -> None:
+        self.here = self.inside = self.most = 0
+
+    async def meet(self, parties: int) -> int:
+        """Returns when so many calls are here at once."""
+        self.here += 1
+        while self.here < parties:
+            await asyncio.sleep(0.01)
+        return self.here
+
+    async def stay(self) -> int:
+        """How many calls were inside at once, at most."""
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(0.05)
+        self.inside -= 1
+        return self.most
+
+    def block(self) -> int:
+        """The same, of an ordinary method."""
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        time.sleep(0.05)
+        self.inside -= 1
+        return self.most
+
+    async def leave(self) -> None:
+        sys.exit(3)
+
+
+def test_coroutines_interleave_by_default_and_ordinary_methods_do_not(job: roost.Cluster) -> None:
+    request = Interleaving.create_group()
+    with request.launch(job, roost.NodePlacementStrategy([2]), name="interleaving") as group:
+        waiting = [group.meet(4) for _ in range(3)]
+        wait_for(lambda: group.states()[0]["running"] == 3, "three calls at once")
+        group.open_lanes([0], in_order=False)
+        last = group.begin(0, "meet", 4)
+        assert isinstance(last, LaneResult)
+        assert [call.wait(timeout=60) for call in (*waiting, last)] == [[4]] * 4, "none ends before all have begun"
+        assert [call.wait(timeout=60) for call in [group.block() for _ in range(5)]] == [[1]] * 5
+        with pytest.raises(roost.WorkerError, match=r"leave\(\) called sys.exit\(3\)"):
+            group.leave().wait(timeout=60)
+        assert group.stay().wait(timeout=60) == [1], "the worker lives on"
+        assert (group.states()[0]["state"], group.states()[0]["errors"]) == ("ready", 1)
+
+
+def test_coroutines_run_one_at_a_time_where_that_is_asked_for(job: roost.Cluster) -> None:
+    request = Interleaving.create_group()
+    with request.launch(job, roost.NodePlacementStrategy([2]), name="serial", max_concurrency=1) as group:
+        assert [call.wait(timeout=60) for call in [group.stay() for _ in range(4)]] == [[1]] * 4
+
+
 def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
     request = Caller.create_group()
     with request.launch(job, roost.NodePlacementStrategy([2]), name="at once", max_concurrency=3) as group:

@@ -35,7 +35,7 @@ from roost.worker.processes import look_at
 from roost.worker.strangers import find_strangers
 from roost.worker.worker import Worker
 
-__all__ = ["Host"]
+__all__ = ["AsyncHost", "Host"]
 
 NOTE_LENGTH = 200
 IDLE_S = 0.2
@@ -43,8 +43,8 @@ IDLE_S = 0.2
 _PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "MANPATH")
 
 
-class Host:
-    """Hosts one worker: see the module."""
+class _AnyHost:
+    """What hosts of all workers have: the control lane, and the constructor."""
 
     def __init__(self, rank: int, environment: Mapping[str, str], accelerator_type: str, wants_port: bool) -> None:
         self._rank = rank
@@ -53,8 +53,6 @@ class Host:
         self._worker: Any = None
         self._record = CallRecord()
         self._began = time.monotonic()
-        self._looping = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._lane: LaneServer | None = None
         set_environment(environment)
         self._warden = guard_actor()
@@ -176,6 +174,28 @@ class Host:
             raise
         self._record.end(number)
 
+    def _wait_for_turn(self, after: int) -> None:
+        """Wait until so many calls were begun, and none runs; -1: not at all.
+
+        Calls that never begin, because their arguments cannot be had, are not waited for.
+        """
+        idle_since = time.monotonic()
+        while after >= 0 and (self._record.is_busy or self._record.started < after):
+            if self._record.is_busy:
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since > IDLE_S:
+                break
+            time.sleep(5e-5)
+
+
+class Host(_AnyHost):
+    """Hosts one worker, whose calls run in threads: one at a time, unless ``max_concurrency`` allows more."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str], accelerator_type: str, wants_port: bool) -> None:
+        super().__init__(rank, environment, accelerator_type, wants_port)
+        self._looping = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
         """Calls a method of the worker; returns its value and how long it took."""
         number = self._record.begin(method)
@@ -194,17 +214,8 @@ class Host:
         return self.call(method, args, kwargs)[0]
 
     def call_in_lane(self, method: str, args: tuple[Any, ...], after: int) -> Any:
-        """As :meth:`call_value`, through the lane: once so many calls were begun, and none runs; -1: at once.
-
-        Calls that never begin, because their arguments cannot be had, are not waited for.
-        """
-        idle_since = time.monotonic()
-        while after >= 0 and (self._record.is_busy or self._record.started < after):
-            if self._record.is_busy:
-                idle_since = time.monotonic()
-            elif time.monotonic() - idle_since > IDLE_S:
-                break
-            time.sleep(5e-5)
+        """As :meth:`call_value`, through the lane: once so many calls were begun, and none runs; -1: at once."""
+        self._wait_for_turn(after)
         return self.call(method, args, {})[0]
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -224,6 +235,42 @@ class Host:
         if left is not None:
             raise left
         return value
+
+
+class AsyncHost(_AnyHost):
+    """Hosts one worker whose calls interleave on one event loop: Ray makes this class an asyncio actor.
+
+    A call lets others run where it awaits. Ordinary methods run on the loop too, so that they run one at a time.
+    """
+
+    def construct(
+        self, pickled: bytes, context: WorkerContext, environment: Mapping[str, str], paths: Sequence[str]
+    ) -> None:
+        """As for other workers; Ray runs it on the loop, as all methods outside the control lane."""
+        self._loop = asyncio.get_running_loop()
+        super().construct(pickled, context, environment, paths)
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
+        """Calls a method of the worker; returns its value and how long it took."""
+        number = self._record.begin(method)
+        try:
+            with _errors_that_travel(f"{method}()"):
+                value = getattr(self._worker, method)(*args, **kwargs)
+                if inspect.iscoroutine(value):
+                    value = await value
+        except BaseException as error:
+            self._record.end(number, error)
+            raise
+        return value, self._record.end(number)
+
+    async def call_value(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """As :meth:`call`, without how long it took."""
+        return (await self.call(method, args, kwargs))[0]
+
+    def call_in_lane(self, method: str, args: tuple[Any, ...], after: int) -> Any:
+        """As :meth:`call_value`, from a thread of the lane: once so many calls were begun, and none runs; -1: at once."""
+        self._wait_for_turn(after)
+        return asyncio.run_coroutine_threadsafe(self.call_value(method, args, {}), self._loop).result()
 
 
 def _note_of(worker: Any) -> str:

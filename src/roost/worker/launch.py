@@ -28,7 +28,7 @@ from roost.plan import ComponentPlan, Plan, Process
 from roost.worker.binding import Attestation, Binding, check_faults, check_strangers, compare
 from roost.worker.context import WorkerContext
 from roost.worker.group import WorkerGroup, end_workers
-from roost.worker.host import Host
+from roost.worker.host import AsyncHost, Host
 from roost.worker.interpreters import interpreter_fault, runtime_env_of
 from roost.worker.options import check_options
 from roost.worker.results import failure_of
@@ -73,7 +73,8 @@ class GroupRequest:
                 where there is none.
             name: Name of the group; default the component's, or the class's.
             isolate_accelerator: Whether a worker sees only its own accelerators.
-            max_concurrency: How many calls of a worker may run at once.
+            max_concurrency: How many calls of a worker may run at once, ordinary methods in threads; default one, or
+                for a class with ``async def`` methods as many as Ray allows, interleaved on one event loop.
             plan: A plan to launch a component of, instead of a strategy.
             component: That component.
             timeout_s: How long starting may take; default ``ROOST_LAUNCH_TIMEOUT_S``, else 600.
@@ -220,7 +221,9 @@ class _Launch:
         return NodeAffinitySchedulingStrategy(self.nodes[node_rank].ray_id, soft=False)
 
     def _start_hosts(self) -> None:
-        actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(Host)
+        interleaves = self.max_concurrency is None and _has_coroutines(self.request.cls)
+        host = AsyncHost if interleaves else Host
+        actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(host)
         for process in self.processes:
             rank = process.placement.rank
             environment = {
@@ -383,6 +386,11 @@ def _methods(cls: type) -> list[str]:
         if not name.startswith("_") and getattr(Worker, name, None) is not value and not hasattr(Worker, name):
             names.append(name)
     return names
+
+
+def _has_coroutines(cls: type) -> bool:
+    """Whether a group can call a method of a worker class that is ``async def``."""
+    return any(inspect.iscoroutinefunction(getattr(cls, name)) for name in _methods(cls))
 
 
 def _clashes(cls: type) -> list[str]:
