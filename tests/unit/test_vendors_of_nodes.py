@@ -64,6 +64,12 @@ def test_the_variable_of_the_raylet_says_the_vendor_and_the_ids(environment: dic
     assert (kind.name, [device.id for device in devices]) == (vendor, ["4", "5"])
 
 
+def test_of_more_visible_ids_than_ray_counts_it_uses_the_first() -> None:
+    facts = look_at_accelerators({"CUDA_VISIBLE_DEVICES": "4,5,6,7"})
+    assert [device.id for device in accelerators_of({"GPU": 2.0}, {}, facts)[1]] == ["4", "5"]
+    assert [device.id for device in accelerators_of({"GPU": 5.0}, {}, facts)[1]] == ["0", "1", "2", "3", "4"]
+
+
 def test_variables_of_several_vendors_say_nothing() -> None:
     """Slurm sets all of them."""
     environment = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "4,5")

@@ -106,8 +106,7 @@ def accelerators_of(
         return AcceleratorType.NO_ACCEL, (), False
     visible = facts.raylet_environment.get(kind.visible_devices_variable)
     ids = [item.strip() for item in visible.split(",") if item.strip()] if visible else []
-    if len(ids) != count:
-        ids = [str(i) for i in range(count)]
+    ids = ids[:count] if len(ids) >= count else [str(i) for i in range(count)]  # Ray gives out the first ones
     is_real = kind.name == facts.vendor and not facts.is_made_up
     devices = [_device(item, facts) if is_real else Device(item) for item in ids]
     model = models[0] if models else ""

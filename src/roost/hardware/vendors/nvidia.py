@@ -95,7 +95,7 @@ def _devices(nvml: Any, index: int) -> list[Device]:
 
 
 def _device(nvml: Any, handle: Any, name: str) -> Device:
-    memory = _told(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _memory(nvml, handle)
     users = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     return Device(
         name,
@@ -159,12 +159,17 @@ def _failure(message: str) -> ClusterError:
 
 
 def _told(nvml: Any, question: Callable[[Any], Any], handle: Any) -> Any:
-    """What the library answers; nothing where it does not for this GPU, such as for one that is cut in slices.
-
-    An answer that means that the GPU itself is sick is raised.
-    """
+    """What the library answers; nothing where it does not for this GPU, such as for one that is cut in slices."""
     try:
         return question(handle)
+    except nvml.NVMLError:
+        return None
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """The memory of a GPU; nothing where the library does not tell it. That the GPU itself is sick is raised."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
         if getattr(error, "value", None) in SICK:
             raise
@@ -206,7 +211,7 @@ def _usage() -> list[Usage]:
     with contextlib.suppress(ClusterError):
         for index, uuid, handle in _answering():
             with contextlib.suppress(_kept.NVMLError):
-                memory = _told(_kept, _kept.nvmlDeviceGetMemoryInfo, handle)
+                memory = _memory(_kept, handle)
                 if memory is not None:
                     busy = _busy(_kept, handle)
                     found.append(Usage(index, uuid, _gib(memory.total), _gib(memory.used), busy))
