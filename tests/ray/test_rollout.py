@@ -264,11 +264,20 @@ def test_a_request_that_fails_leaves_the_samples_of_others(rollout: RolloutManag
 def test_an_update_waits_for_requests_longer_than_for_anything_else(
     rollout: RolloutManager, train: TrainGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = Started(lambda: rollout.generate(new_groups(4), LONG))
-    wait_for(lambda: any(running(engine) > 0 for engine in smalls(rollout)), "work", 60.0)
-    monkeypatch.setattr(rollout, "_sync_timeout_s", 0.01)
-    train.update_weights(pause="wait")
-    check_complete(result.result(), ["g0", "g1", "g2", "g3"], 2, 150)
+    limit_s = 10.0
+    monkeypatch.setattr(rollout, "_sync_timeout_s", limit_s)
+    rollout.pause()
+    result = Started(lambda: rollout.generate(new_groups(4), PARAMS))
+    wait_for(lambda: bool(rollout.lock.state()["holders"]), "the requests", 60.0)
+    update = Started(lambda: train.update_weights(pause="wait"))
+
+    def waited() -> bool:
+        return any(waiter["waited_s"] > limit_s + 0.5 for waiter in rollout.lock.state()["waiters"])
+
+    wait_for(waited, "the update's waiting for longer than its limit", 90.0)
+    rollout.resume()
+    check_complete(result.result(), ["g0", "g1", "g2", "g3"], 2, 16)
+    assert update.result().version == rollout.version
 
 
 def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_later(

@@ -152,9 +152,9 @@ class Fleet:
         """Those that run, as far as is known."""
         return [engine for engine in self._engines if engine.is_alive]
 
-    def find_dead(self) -> list[EngineHandle]:
+    def find_dead(self, timeout_s: float = ANSWER_S) -> list[EngineHandle]:
         """Look which engines are gone; take them out of the router, and return the new ones."""
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = time.monotonic() + min(ANSWER_S, timeout_s)
         asked = []
         for engine in self.alive:
             if isinstance(engine, EngineHandle) and not self._closed.is_set():
@@ -198,13 +198,14 @@ class Fleet:
             engine.end_members()
         return True
 
+    def hung(self) -> list[EngineHandle | ExternalEngine]:
+        """Engines that have left a question open for longer than it usually takes to answer."""
+        return [engine for engine in self.alive if self.pulses.silent_s(engine) >= NAMED_S]
+
     def troubles(self, since_s: float) -> tuple[str, ...]:
         """Engines that were ended since a moment of the monotonic clock, and those that do not answer, for errors."""
         lines = [text for when_s, text in self._evicted if when_s >= since_s]
-        for engine in self.alive:
-            if self.pulses.silent_s(engine) >= NAMED_S:
-                lines.append(f"{engine.name}: {self.pulses.described(engine)}")
-        return tuple(lines)
+        return (*lines, *(f"{engine.name}: {self.pulses.described(engine)}" for engine in self.hung()))
 
     def find_dead_external(self) -> bool:
         """Looks which engines elsewhere are gone; whether any is."""

@@ -9,6 +9,7 @@ from typing import Any
 from roost.errors import RolloutError
 from roost.plan import ComponentPlan, WeightTransport
 from roost.rl.child import ask
+from roost.rl.deadline import Deadline
 from roost.rl.weights.files import version_folder
 from roost.worker import GroupResult, WorkerGroup
 from roost.worker.group import end_workers
@@ -64,9 +65,9 @@ class EngineHandle:
         chosen = self.group.execute_on(self.first + member)
         return [getattr(chosen, method)(*args)]
 
-    def open_lane(self, member: int) -> None:
+    def open_lane(self, member: int, timeout_s: float) -> None:
         """Makes a shorter way for :meth:`begin`."""
-        self.group.open_lanes([self.first + member], in_order=False)
+        self.group.open_lanes([self.first + member], in_order=False, timeout_s=timeout_s)
 
     def begin(self, member: int, method: str, *args: Any) -> GroupResult | LaneResult:
         """Calls a method of one member by the shortest way that there is."""
@@ -124,7 +125,6 @@ class ExternalEngine:
     version: int = 0
     is_alive: bool = True
     is_registered: bool = False
-    timeout_s: float = 300.0
     key: str = field(default="", repr=False)
 
     is_external = True
@@ -152,28 +152,31 @@ class ExternalEngine:
         """Tells it where the version is."""
         path = version_folder(folder, version)
 
-        def tell() -> None:
+        def tell(timeout_s: float) -> None:
             if self.version == version:  # told before; it is said once more because another engine died
                 return
+            deadline = Deadline(timeout_s)
             if pause != "keep":
-                self.pause(pause)
+                self.pause(pause, deadline.left_s())
             try:
-                self.post("update_weights_from_disk", {"model_path": str(path), "weight_version": str(version)})
+                body = {"model_path": str(path), "weight_version": str(version)}
+                self.post("update_weights_from_disk", body, deadline.left_s())
                 self.version = version
             finally:
                 if pause != "keep":
-                    self.post("continue_generation", {})
+                    self.post("continue_generation", {}, deadline.left_s())
 
         return [_Later(tell)]
 
-    def pause(self, mode: str) -> None:
+    def pause(self, mode: str, timeout_s: float = 300.0) -> None:
         """Holds generation there. SGLang's own servers can only ``abort``; by now nothing of this job runs there."""
+        deadline = Deadline(timeout_s)
         try:
-            self.post("pause_generation", {"mode": mode})
+            self.post("pause_generation", {"mode": mode}, timeout_s)
         except RolloutError:
             if mode == "abort":
                 raise
-            self.post("pause_generation", {"mode": "abort"})
+            self.post("pause_generation", {"mode": "abort"}, deadline.left_s())
 
     def location(self, member: int) -> tuple[int, int]:
         """Nobody knows where it is."""
@@ -209,13 +212,13 @@ class ExternalEngine:
             return 0
         return int(said) if said.isdigit() else 0
 
-    def post(self, route: str, body: dict[str, Any]) -> Any:
-        """Sends a command.
+    def post(self, route: str, body: dict[str, Any], timeout_s: float = 300.0) -> Any:
+        """Send a command, and wait for its answer.
 
         Raises:
             RolloutError: With what it answered.
         """
-        return ask(f"{self.url}/{route}", "POST", body, self.timeout_s, code="S203", key=self.key)
+        return ask(f"{self.url}/{route}", "POST", body, max(0.1, timeout_s), code="S203", key=self.key)
 
     def __repr__(self) -> str:
         return f"ExternalEngine({self.url}, version {self.version})"
@@ -224,9 +227,13 @@ class ExternalEngine:
 class _Later:
     """Something to do that is waited for like a call."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[float], None]) -> None:
         self._action = action
 
     def wait(self, timeout: float | None = None) -> Sequence[None]:
-        self._action()
+        self._action(600.0 if timeout is None else timeout)
         return [None]
+
+    def done(self) -> bool:
+        """Whether it has begun: never, before it is waited for."""
+        return False

@@ -12,6 +12,7 @@ from typing import Any
 
 from roost.cluster import Cluster
 from roost.errors import (
+    CallTimeoutError,
     ClusterError,
     Finding,
     RolloutError,
@@ -21,6 +22,7 @@ from roost.errors import (
     counted,
 )
 from roost.plan import ComponentPlan, Plan
+from roost.rl.deadline import Deadline
 from roost.rl.engine import Engine
 from roost.rl.fleet import Fleet
 from roost.rl.generating import Generator
@@ -35,6 +37,7 @@ from roost.rl.train import TrainGroup
 from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.sync import PAUSES, SyncReport, WeightSync
 from roost.worker import WorkerGroup
+from roost.worker.group import end_workers
 
 __all__ = ["RolloutManager"]
 
@@ -43,7 +46,11 @@ ABORT_S = 0.2
 RESTARTS = 16
 """How many engines are started again at once."""
 STOP_S = 10.0
-"""How long engines may take to stop."""
+"""Seconds that engines may take to close their channels and to stop, before their processes are ended."""
+COMMAND_S = 600.0
+"""Seconds that a command to all engines may take by default: pausing waits for running requests."""
+GO_ON_S = 0.3
+"""Seconds to have engines go on when the deadline of an update has passed."""
 
 
 class RolloutManager:
@@ -214,23 +221,24 @@ class RolloutManager:
             raise none_alive(self._cluster, self._engines)
         return self._generator.generate(groups, params, timeout_s)
 
-    def pause(self, mode: str = "wait") -> None:
-        """Holds generation on all engines."""
-        self._on_all("pause", mode)
+    def pause(self, mode: str = "wait", *, timeout_s: float = COMMAND_S) -> None:
+        """Hold generation on all engines. Raise ``CallTimeoutError`` if one does not answer in time, as all of these."""
+        self._on_all("pause", mode, timeout_s=timeout_s)
 
-    def resume(self) -> None:
-        """Goes on with it."""
-        self._on_all("resume")
+    def resume(self, *, timeout_s: float = COMMAND_S) -> None:
+        """Go on with generation."""
+        self._on_all("resume", timeout_s=timeout_s)
 
-    def offload(self) -> None:
-        """Frees the device memory of all engines; requests wait meanwhile."""
-        self._on_all("offload")
+    def offload(self, *, timeout_s: float = COMMAND_S) -> None:
+        """Free the device memory of all engines; requests wait meanwhile."""
+        self._on_all("offload", timeout_s=timeout_s)
 
-    def onload(self) -> None:
-        """Takes it back."""
-        self._on_all("onload")
+    def onload(self, *, timeout_s: float = COMMAND_S) -> None:
+        """Take that memory back."""
+        self._on_all("onload", timeout_s=timeout_s)
 
-    def _on_all(self, method: str, *args: Any) -> None:
+    def _on_all(self, method: str, *args: Any, timeout_s: float) -> None:
+        deadline = Deadline(timeout_s)
         routes = {
             "resume": "continue_generation",
             "offload": "release_memory_occupation",
@@ -240,14 +248,14 @@ class RolloutManager:
         for engine in self.alive_engines:
             if isinstance(engine, ExternalEngine):
                 if method == "pause":
-                    engine.pause(*args)
+                    engine.pause(args[0], deadline.left_s())
                 else:
-                    engine.post(routes[method], {})
+                    engine.post(routes[method], {}, deadline.left_s())
             else:
                 results.append(engine.call_all(method, *args))
         for result in results:
             with contextlib.suppress(WorkerDiedError):  # nothing is left of it to do that
-                result.wait()
+                result.wait(deadline.left_s())
 
     # Weights -------------------------------------------------------------------------------
 
@@ -269,32 +277,38 @@ class RolloutManager:
             message = f"pause is one of {', '.join(PAUSES)}, not {pause!r}"
             raise RolloutError([Finding("S201", message)])
         with self._running.changing:
+            deadline = Deadline(self._sync_timeout_s)
             if self._sync is None or self._sync.train is not train:
                 if self._sync is not None:
-                    self._sync.close()
+                    self._sync.close(deadline)
                 self._sync = WeightSync(self._cluster, train, self._weights_folder, self._sync_timeout_s)
             version = self._last_version + 1
-            report = self._send(self._sync, version, pause)
+            report = self._send(self._sync, version, pause, deadline)
             self.version = self._last_version = version
             self._running.register(self.alive_engines)
             return report
 
-    def _send(self, sync: WeightSync, version: int, pause: str) -> SyncReport:
+    def _send(self, sync: WeightSync, version: int, pause: str, deadline: Deadline) -> SyncReport:
         """Sends a version; once more, where an engine died of it and others are left."""
+        began_s = time.monotonic()
         while True:
             engines = self.alive_engines
             if not engines:
                 raise none_alive(self._cluster, self._engines)
             try:
                 drain_s = self._generator.left_s() if pause == "wait" else 0.0
-                return sync.run(engines, version, pause, self._held_back(version, pause, drain_s), drain_s)
+                held_back = self._held_back(version, pause, deadline, drain_s)
+                return sync.run(engines, version, pause, held_back, deadline, drain_s)
             except RoostError as error:
                 self._last_version = max(self._last_version, sync.begun)
-                self.find_dead()
-                is_lost = any(not engine.is_alive for engine in engines)  # found now, or by the watching thread
+                if not deadline.is_over:
+                    self._running.find_dead(deadline.left_s())
+                is_lost = not deadline.is_over and any(
+                    not engine.is_alive for engine in engines
+                )  # found now, or by the watching thread
                 if is_lost and isinstance(error, WorkerError) and error.group != sync.train.workers.name:
                     continue
-                if "S203" in error.codes and self._running.find_dead_external():
+                if "S203" in error.codes and not deadline.is_over and self._running.find_dead_external():
                     continue
                 if isinstance(error, WorkerError) or "W203" in error.codes:
                     what = f"version {version} was not sent, and engines keep version {self.version}"
@@ -304,34 +318,40 @@ class RolloutManager:
                     context = error.findings[0].context
                     if isinstance(error, WorkerError):
                         context += tuple(error.remote_traceback.splitlines()[-20:])
+                    context += self._running.troubles(began_s)
                     raise RolloutError([Finding("S205", message, context=context)]) from error
                 raise
 
     @contextlib.contextmanager
-    def _held_back(self, version: int, pause: str, drain_s: float) -> Iterator[None]:
-        """Keep generation off while engines change over, once running requests have ended (after ``drain_s``)."""
+    def _held_back(self, version: int, pause: str, deadline: Deadline, drain_s: float) -> Iterator[None]:
+        """Keep generation off while engines change over; the wait for running requests, ``drain_s``, is extra."""
         if pause == "keep":
             yield
             return
         with contextlib.ExitStack() as undo:
-            lock = self.lock.exclusive(f"{self.name}: weight update {version}", max(self._sync_timeout_s, drain_s))
+            lock = self.lock.exclusive(f"{self.name}: weight update {version}", deadline.left_s(at_least_s=drain_s))
             if pause == "abort":
-                undo.callback(self.resume)
-                with self._aborting():
+                undo.callback(self._resume_by, deadline)
+                with self._aborting(deadline):
                     undo.enter_context(lock)
             else:
+                asked_s = time.monotonic()
                 undo.enter_context(lock)
+                deadline.extend(min(drain_s, time.monotonic() - asked_s))
+            if deadline.is_over:  # nothing was changed yet, and nothing shall be
+                message = f"the time of {deadline.timeout_s:g} s was over before engines could change over"
+                raise CallTimeoutError([Finding("W203", message)])
             yield
 
     @contextlib.contextmanager
-    def _aborting(self) -> Iterator[None]:
+    def _aborting(self, deadline: Deadline) -> Iterator[None]:
         """Has what runs return; again and again, for requests that were on their way."""
         has_lock = threading.Event()
 
         def abort() -> None:
             while not has_lock.is_set():
                 with contextlib.suppress(RoostError):
-                    self.pause("abort")
+                    self.pause("abort", timeout_s=deadline.left_s())
                 has_lock.wait(ABORT_S)
 
         thread = threading.Thread(target=abort, name=f"{self.name}-abort", daemon=True)
@@ -341,6 +361,11 @@ class RolloutManager:
         finally:
             has_lock.set()
             thread.join()
+
+    def _resume_by(self, deadline: Deadline) -> None:
+        """Have engines go on; one that does not answer until then is found by the thread that looks after them."""
+        with contextlib.suppress(CallTimeoutError):
+            self.resume(timeout_s=deadline.left_s(at_least_s=GO_ON_S))
 
     def unmap_weights(self) -> None:
         """Has engines let go of the trainer's memory, so that it can be freed; the next update maps it again."""
@@ -407,10 +432,14 @@ class RolloutManager:
         self._forget_closing()
         if self._fleet is not None:
             self._fleet.close()
+            for engine in self._running.hung():
+                engine.is_alive = False  # its processes are killed below, and nothing waits for it
+        deadline = Deadline(STOP_S)
         if self._sync is not None:
             with contextlib.suppress(RoostError):
-                self._sync.close()
-        self._stop_engines()
+                self._sync.close(deadline)
+        self._stop_engines(deadline)
+        self._end_processes()
         for group in self._groups:
             with contextlib.suppress(RoostError):
                 group.close()
@@ -419,17 +448,23 @@ class RolloutManager:
             self._cluster.release(token)
         self._weights_folder.close()
 
-    def _stop_engines(self) -> None:
+    def _end_processes(self) -> None:
+        """End the processes of all groups at once: one that hangs is waited for, and it is waited for together."""
+        if self._cluster.is_open:
+            bound = [group for group in self._groups if group.binding is not None]
+            attestations = [found for group in bound if group.binding for found in group.binding.attestations]
+            end_workers([handle for group in bound for handle in group._handles], attestations)
+
+    def _stop_engines(self, deadline: Deadline) -> None:
         """Lets engines end by themselves; those that do not in time end with their processes."""
         stopping = []
         for engine in self._engines:
             if isinstance(engine, EngineHandle) and engine.is_alive:
                 with contextlib.suppress(ClusterError):  # Ray has ended them, with the connection to the cluster
                     stopping.append(engine.call_all("stop_engine"))
-        deadline = time.monotonic() + STOP_S
         for result in stopping:
             with contextlib.suppress(RoostError):
-                result.wait(max(0.1, deadline - time.monotonic()))
+                result.wait(deadline.left_s())
 
     def __enter__(self) -> RolloutManager:
         return self

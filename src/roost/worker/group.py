@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.cluster import Cluster
 from roost.cluster.losses import LostNode
 from roost.cluster.manager_calls import ask_managers
-from roost.errors import ClusterError, Finding, PlacementError, WorkerError
+from roost.errors import CallTimeoutError, ClusterError, Finding, PlacementError, WorkerError
 from roost.worker.binding import Attestation, Binding
 from roost.worker.lane import LaneClient
 from roost.worker.processes import kill_if_same
@@ -125,15 +125,17 @@ class WorkerGroup:
                 self._last[rank] = refs[-1]
         return refs
 
-    def open_lanes(self, ranks: Sequence[int], in_order: bool = True) -> None:
+    def open_lanes(self, ranks: Sequence[int], in_order: bool = True, timeout_s: float | None = None) -> None:
         """Makes a shorter way for :meth:`begin` to some workers, whose calls until now have ended.
 
         Args:
             ranks: The workers.
             in_order: Whether calls by it wait for all that were made before them, as calls through Ray do on
                 workers that take one at a time.
+            timeout_s: Seconds to wait for each worker's address; ``None``: as long as it is alive.
 
         Raises:
+            CallTimeoutError: One did not answer in time.
             WorkerError: Where one has none, or is gone.
         """
         missing = [rank for rank in ranks if rank not in self._lanes]
@@ -141,7 +143,12 @@ class WorkerGroup:
             self._check_open()
         for rank, ref in [(rank, self._handles[rank].open_lane.remote()) for rank in missing]:
             try:
-                self._lanes[rank] = LaneClient(ray.get(ref))
+                self._lanes[rank] = LaneClient(ray.get(ref, timeout=timeout_s))
+            except ray.exceptions.GetTimeoutError:
+                message = (
+                    f"{self.name}[{rank}] on node {self.node_rank_of(rank)} did not open a lane within {timeout_s:g} s"
+                )
+                raise CallTimeoutError([Finding("W203", message)]) from None
             except ray.exceptions.RayError as error:
                 raise failure_of(self, rank, error, "opening a lane") from error
             if in_order:

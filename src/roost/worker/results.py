@@ -145,7 +145,7 @@ class GroupResult:
         ranks = {self._ranks[self.refs.index(ref)] for ref in late}
         states = self._group.read_states({rank: ref for rank, ref in asked.items() if rank in ranks}, GRACE_S)
         lines = tuple(f"rank {state['rank']}: {_doing(state)}" for state in states)
-        message = f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within {timeout:g} s"
+        message = f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within {round(timeout, 2):g} s"
         fixes = (Fix("see where they are", "group.stacks()"),)
         return CallTimeoutError([Finding("W203", message, context=lines, fixes=fixes)])
 

@@ -29,6 +29,7 @@ from roost.errors import (
 )
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.plan.transport import NEAR
+from roost.rl.deadline import Deadline
 from roost.rl.weights.channels import Channel, WeightDescription, make_channels
 from roost.rl.weights.files import discard_version, publish_version
 from roost.rl.weights.flags import FIRST, GO, STOP, Flags
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
 __all__ = ["PAUSES", "SyncReport", "WeightSync"]
 
 PAUSES = ("wait", "abort", "keep")
+ENDS_SHARE = 0.9
+"""The part of a timeout that both ends of a channel wait for each other: they give up first, and say more."""
+STOPPED_S = 0.3
+"""Seconds that ends have to return after they were told to stop, when the deadline has passed."""
+CLOSE_S = 30.0
+"""Seconds that ends may take to close their channels."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class WeightSync:
         self._cluster = cluster
         self._weights_folder = folder
         self._folder = ""
-        self._timeout_s = timeout_s
+        self._ends_s = ENDS_SHARE * timeout_s
+        self._deadline = Deadline(timeout_s)
         self.begun = 0
         self._connected: tuple[object, ...] | None = None
         self._channels: list[Channel] = []
@@ -96,6 +104,7 @@ class WeightSync:
         version: int,
         pause: str,
         held_back: AbstractContextManager[object],
+        deadline: Deadline,
         drain_s: float = 0.0,
     ) -> SyncReport:
         """Sends a version to engines, and has them change over.
@@ -105,13 +114,14 @@ class WeightSync:
             version: Greater than any before.
             pause: What happens to running generations.
             held_back: Entered while engines change over.
-            drain_s: Seconds that entering it may take beyond the timeout, because running requests end first.
+            deadline: When it gives up, in whichever step it is.
+            drain_s: Seconds that entering ``held_back`` may take beyond that, because running requests end first.
 
         Raises:
             RolloutError: Where it was not sent; every engine serves what it served before.
             WorkerDiedError: Where an engine or a rank of the trainer is gone.
         """
-        clock = _Clock()
+        self._deadline, clock = deadline, _Clock()
         if self._connected != self._identity(engines):
             with clock.phase("connect"):
                 self._connect(engines)
@@ -148,11 +158,11 @@ class WeightSync:
 
     def _connect(self, engines: Sequence[EngineHandle]) -> None:
         """Compares both sides, plans who sends what, and opens the channels."""
-        self.close()
+        self.close(self._deadline)
         source = self._source()
         self._channels, self._members = [], []
         findings: list[Finding] = []
-        for number, targets in enumerate(sort_engines(engines, source, self._timeout_s)):
+        for number, targets in enumerate(sort_engines(engines, source, self._deadline)):
             way = Way(targets, source, self._gpus)
             try:
                 flow = plan_transfer(way.source, targets.sharding())
@@ -169,7 +179,7 @@ class WeightSync:
 
     def _source(self) -> Sharding:
         """The trainer's side: what its ranks say together."""
-        described: list[WeightDescription] = self.train.workers.describe_weights().wait(self._timeout_s)
+        described: list[WeightDescription] = self.train.workers.describe_weights().wait(self._deadline.left_s())
         tensors: dict[str, TensorShards] = {}
         for description in described:
             for tensor in description.tensors:
@@ -191,7 +201,9 @@ class WeightSync:
         shards = {shard.rank: shard for shard in self._files}
         files = PerRank([shards.get(rank) for rank in range(workers.world_size)])
         addresses: dict[str, Any] = {channel.id: self._folder for channel in self._channels}
-        for found in workers.open_channels(PerRank(own), files, self._folder, self._timeout_s).wait():
+        for found in workers.open_channels(PerRank(own), files, self._folder, self._ends_s).wait(
+            self._deadline.left_s()
+        ):
             addresses.update(found)
         collectives = CollectiveManager(self._cluster.managers)
         for channel in self._channels:
@@ -201,7 +213,7 @@ class WeightSync:
         waiting: list[GroupResult] = []
         for rank, (engine, member) in enumerate(self._members):
             read = [channel for channel in self._channels if rank in channel.targets]
-            waiting += engine.call(member, "open_receiver", read, addresses, rank, self._timeout_s)
+            waiting += engine.call(member, "open_receiver", read, addresses, rank, self._ends_s)
         self._wait_for_both(waiting, [workers.join_channels()])
         if self._is_in_place:
             self._open_flags()
@@ -213,10 +225,10 @@ class WeightSync:
         waiting = [workers.open_flags(flags.address, FIRST)]
         for number, (engine, member) in enumerate(self._members):
             waiting += engine.call(member, "open_flags", flags.address, FIRST + workers.world_size + number)
-        if all(all(result.wait(self._timeout_s)) for result in waiting):
-            workers.open_lanes(range(workers.world_size))
+        if all(all(result.wait(self._deadline.left_s())) for result in waiting):
+            workers.open_lanes(range(workers.world_size), timeout_s=self._deadline.left_s())
             for engine, member in self._members:
-                engine.open_lane(member)
+                engine.open_lane(member, self._deadline.left_s())
         else:
             flags.close()
             self._flags = None
@@ -238,7 +250,7 @@ class WeightSync:
         try:
             self._wait_for_both(waiting, sending)
             if any(shard.joined for shard in self._files):
-                _wait_all([self.train.workers.join_pieces(version)], self._timeout_s)
+                _wait_all([self.train.workers.join_pieces(version)], self._deadline)
             if self._files:
                 self._publish(version)
         except BaseException:
@@ -264,7 +276,7 @@ class WeightSync:
             try:
                 sending = self.train.workers.send_weights(version)
                 hold_back()
-                _wait_all([sending], self._timeout_s)
+                _wait_all([sending], self._deadline)
             except BaseException:
                 self._connected = None  # ends that failed are closed
                 raise
@@ -274,16 +286,19 @@ class WeightSync:
         done = range(FIRST + count, FIRST + count + len(self._members))
         waiting = [self.train.workers.begin(rank, "send_weights", version) for rank in range(count)]
         for engine, member in self._members:
-            limit_s = self._timeout_s + drain_s
+            limit_s = self._deadline.left_s() + drain_s
             waiting.append(engine.begin(member, "commit_when_ready", version, pause, senders, limit_s))
         try:
             hold_back()
             flags.set(GO, version)
-            if not flags.wait(lambda: flags.all_say(done, version), self._timeout_s, lambda: _are_over(waiting)):
+            is_done = flags.wait(
+                lambda: flags.all_say(done, version), self._deadline.left_s(), lambda: _are_over(waiting)
+            )
+            if not is_done:
                 flags.set(STOP, version)
-                _wait_all(waiting, self._timeout_s)
+                _wait_all(waiting, Deadline(self._deadline.left_s(at_least_s=STOPPED_S)))
                 if not flags.all_say(done, version):  # nobody failed, and somebody was late
-                    message = f"version {version} was not taken by all engines within {self._timeout_s:g} s"
+                    message = f"version {version} was not taken by all engines within {self._deadline.timeout_s:g} s"
                     raise CallTimeoutError([Finding("W203", message)])
         except BaseException:
             self._connected = None
@@ -321,7 +336,7 @@ class WeightSync:
         """Waits for calls of engines and of the trainer, which must not wait in a broadcast for an engine that failed."""
         watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
         with watch if of_trainer and self._has_broadcasts else contextlib.nullcontext():
-            _wait_all([*of_engines, *of_trainer], self._timeout_s)
+            _wait_all([*of_engines, *of_trainer], self._deadline)
 
     def _stop_broadcasts(self, reason: str) -> None:
         """Has all ranks of the trainer give up their broadcasts."""
@@ -333,19 +348,21 @@ class WeightSync:
         """Whether engines have mapped memory of the trainer's GPUs."""
         return any(channel.kind is WeightTransport.IPC for channel in self._channels)
 
-    def close(self) -> None:
-        """Closes all channels, as far as their ends are alive."""
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Close all channels, as far as their ends are alive; wait for that at most half of what is left of a deadline."""
+        limit = Deadline(CLOSE_S if deadline is None else min(CLOSE_S, deadline.left_s() / 2))
         collectives = CollectiveManager(self._cluster.managers)
         waiting: list[GroupResult] = []
         with contextlib.suppress(RoostError):
             if self._has_broadcasts:
                 self._stop_broadcasts("their channels are closed")
             for engine, member in self._members:
-                waiting += engine.call(member, "close_receiver")
+                if engine.is_alive:
+                    waiting += engine.call(member, "close_receiver")
             waiting.append(self.train.workers.close_channels())
         for result in waiting:
             with contextlib.suppress(RoostError):
-                result.wait(timeout=30)
+                result.wait(limit.left_s())
         for channel in self._channels:
             if channel.kind is WeightTransport.BROADCAST:
                 with contextlib.suppress(Exception):
@@ -356,14 +373,17 @@ class WeightSync:
             self._flags = None
 
 
-def _wait_all(results: Sequence[GroupResult | LaneResult], timeout_s: float) -> None:
-    """Waits for all, also after a failure; raises the first cause: an error rather than what it entailed."""
+def _wait_all(results: Sequence[GroupResult | LaneResult], deadline: Deadline) -> None:
+    """Wait for all, also after a failure; raise the first cause: an error rather than what it entailed."""
     errors: list[RoostError] = []
-    deadline = time.monotonic() + timeout_s + 5.0  # both ends have a timeout of their own, and say more
+    is_late = False
     for result in results:
+        if is_late and not result.done():  # one error says that the deadline has passed
+            continue
         try:
-            result.wait(max(1.0, deadline - time.monotonic()))
+            result.wait(deadline.left_s())
         except RoostError as error:
+            is_late = is_late or isinstance(error, CallTimeoutError)
             errors.append(error)
     if not errors:
         return

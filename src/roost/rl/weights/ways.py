@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from roost.errors import Finding, RolloutError
 from roost.plan import Sharding, TensorShards, WeightTransport
 from roost.plan.transport import NEAR, used_transport
+from roost.rl.deadline import Deadline
 from roost.rl.weights.channels import Channel, WeightDescription
 
 if TYPE_CHECKING:
@@ -88,12 +89,14 @@ class Way:
         return all(used) and len(set(used)) == len(used)
 
 
-def sort_engines(engines: Sequence[EngineHandle], source: Sharding, timeout_s: float) -> list[Targets]:
+def sort_engines(engines: Sequence[EngineHandle], source: Sharding, deadline: Deadline) -> list[Targets]:
     """Engines that take the same tensors cut in the same way, together."""
     asked = [engine.describe() for engine in engines]
     classes: dict[tuple[WeightDescription, bool], Targets] = {}
     for engine, result in zip(engines, asked, strict=True):
-        described = result.wait(timeout_s)[0] if result is not None else WeightDescription(_whole(source.tensors))
+        described = (
+            result.wait(deadline.left_s())[0] if result is not None else WeightDescription(_whole(source.tensors))
+        )
         tp = described.tensor_parallel
         if tp not in (1, engine.num_members):
             message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
