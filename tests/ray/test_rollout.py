@@ -36,6 +36,7 @@ from rl_parts import (
 
 import roost
 from roost.cluster.warden import remember, start_of
+from roost.rl.child import ask
 from roost.rl.engine import EnginePlace
 from roost.rl.handles import EngineHandle
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
@@ -537,6 +538,37 @@ def test_external_engines_are_known_by_their_address(job: roost.Cluster, tmp_pat
     with pytest.raises(roost.RolloutError, match=f"the external engine {url} did not get healthy") as caught:
         RolloutManager(job, plan, {}, external=[url], router=None, start_timeout_s=0.1, name="elsewhere")
     assert caught.value.codes == ("E202",)
+
+
+def test_nobody_without_the_keys_commands_a_job_or_finds_them(manager: RolloutManager) -> None:
+    engines = [engine for engine in manager.alive_engines if engine.url]
+    before = routed(manager), [told(engine)["sums"] for engine in engines]
+    keys = [manager.key, *(engine.key for engine in engines)]
+    assert len(set(keys)) == len(keys) > 1
+    commands = [(manager.url, "workers", {"url": "http://127.0.0.1:9"}), (manager.url, "generate", {"input_ids": [1]})]
+    for engine in engines:
+        commands += [
+            (engine.url, "update_weights_from_disk", {"model_path": "/", "weight_version": 9}),
+            (engine.url, "generate", {"input_ids": [1]}),
+            (engine.url, "pause_generation", {"mode": "abort"}),
+        ]
+    for url, route, body in commands:
+        others = [key for key in keys if key != next((e.key for e in engines if e.url == url), manager.key)]
+        for key in ("", *others):  # nor does the key of another engine, or of the router, help
+            with pytest.raises(roost.RolloutError) as caught:
+                ask(f"{url}/{route}", "POST", body, key=key)
+            assert caught.value.codes == ("E113",), (url, route)
+    assert (routed(manager), [told(engine)["sums"] for engine in engines]) == before
+
+    seen = b""
+    for path in [*Path("/proc").glob("[0-9]*/cmdline"), *Path(os.environ["RAY_TMPDIR"]).rglob("logs/**/*")]:
+        try:
+            seen += path.read_bytes() if path.is_file() else b""
+        except OSError:
+            continue
+    assert b"roost-router" in seen or b"router_process" in seen
+    assert [key for key in keys if key.encode() in seen] == []
+    assert [key for key in keys if key in f"{manager!r} {engines}"] == []
 
 
 OTHER = """
