@@ -107,7 +107,7 @@ class RolloutManager:
     ) -> None:
         self.name = name
         self.version = 0
-        self.key = make_key()
+        self.key = str((router or {}).get("key", "")) or make_key()
         self._cluster = cluster
         self._plan = plan
         self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
