@@ -40,6 +40,7 @@ from roost.rl.child import ask
 from roost.rl.engine import EnginePlace
 from roost.rl.handles import EngineHandle
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
+from roost.rl.keys import make_key
 from roost.rl.rollout import RolloutManager
 from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
@@ -48,6 +49,7 @@ from roost.worker.lane import LaneClient, LaneServer
 from roost.worker.watch import Watcher
 
 PARAMS = {"max_new_tokens": 16, "temperature": 1.0}
+ROUTER_KEY = make_key()
 LONG = {"max_new_tokens": 150, "temperature": 1.0}
 
 
@@ -86,7 +88,13 @@ def plan(job: roost.Cluster) -> roost.Plan:
 def manager(job: roost.Cluster, plan: roost.Plan) -> Iterator[RolloutManager]:
     engines = {"small": functools.partial(Talker, delay_s=0.01), "pair": Quiet}
     with RolloutManager(
-        job, plan, engines, dp_size=2, dp_attention=True, lock_ttl_s=2.0, router={"health_period_s": 1}
+        job,
+        plan,
+        engines,
+        dp_size=2,
+        dp_attention=True,
+        lock_ttl_s=2.0,
+        router={"health_period_s": 1, "key": ROUTER_KEY},
     ) as rollout:
         yield rollout
 
@@ -543,6 +551,7 @@ def test_external_engines_are_known_by_their_address(job: roost.Cluster, tmp_pat
 def test_nobody_without_the_keys_commands_a_job_or_finds_them(manager: RolloutManager) -> None:
     engines = [engine for engine in manager.alive_engines if engine.url]
     before = routed(manager), [told(engine)["sums"] for engine in engines]
+    assert manager.key == ROUTER_KEY
     keys = [manager.key, *(engine.key for engine in engines)]
     assert len(set(keys)) == len(keys) > 1
     commands = [(manager.url, "workers", {"url": "http://127.0.0.1:9"}), (manager.url, "generate", {"input_ids": [1]})]
