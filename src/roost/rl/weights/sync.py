@@ -23,7 +23,6 @@ from roost.errors import (
     Fix,
     RolloutError,
     RoostError,
-    WorkerDiedError,
     WorkerError,
     raise_problems,
 )
@@ -37,6 +36,7 @@ from roost.rl.weights.folder import WeightsFolder
 from roost.rl.weights.ipc import MovedError
 from roost.rl.weights.shard_files import FileShard, plan_files
 from roost.rl.weights.stoppable import STOP_S, FailureWatch
+from roost.rl.weights.waiting import are_over, wait_all
 from roost.rl.weights.ways import Way, sort_engines
 from roost.worker import GroupResult, PerRank
 from roost.worker.results import LaneResult
@@ -250,7 +250,7 @@ class WeightSync:
         try:
             self._wait_for_both(waiting, sending)
             if any(shard.joined for shard in self._files):
-                _wait_all([self.train.workers.join_pieces(version)], self._deadline)
+                wait_all([self.train.workers.join_pieces(version)], self._deadline)
             if self._files:
                 self._publish(version)
         except BaseException:
@@ -276,7 +276,7 @@ class WeightSync:
             try:
                 sending = self.train.workers.send_weights(version)
                 hold_back()
-                _wait_all([sending], self._deadline)
+                wait_all([sending], self._deadline)
             except BaseException:
                 self._connected = None  # ends that failed are closed
                 raise
@@ -292,11 +292,11 @@ class WeightSync:
             hold_back()
             flags.set(GO, version)
             is_done = flags.wait(
-                lambda: flags.all_say(done, version), self._deadline.left_s(), lambda: _are_over(waiting)
+                lambda: flags.all_say(done, version), self._deadline.left_s(), lambda: are_over(waiting)
             )
             if not is_done:
                 flags.set(STOP, version)
-                _wait_all(waiting, Deadline(self._deadline.left_s(at_least_s=STOPPED_S)))
+                wait_all(waiting, Deadline(self._deadline.left_s(at_least_s=STOPPED_S)))
                 if not flags.all_say(done, version):  # nobody failed, and somebody was late
                     message = f"version {version} was not taken by all engines within {self._deadline.timeout_s:g} s"
                     raise CallTimeoutError([Finding("W203", message)])
@@ -336,7 +336,7 @@ class WeightSync:
         """Waits for calls of engines and of the trainer, which must not wait in a broadcast for an engine that failed."""
         watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
         with watch if of_trainer and self._has_broadcasts else contextlib.nullcontext():
-            _wait_all([*of_engines, *of_trainer], self._deadline)
+            wait_all([*of_engines, *of_trainer], self._deadline)
 
     def _stop_broadcasts(self, reason: str) -> None:
         """Has all ranks of the trainer give up their broadcasts."""
@@ -371,37 +371,6 @@ class WeightSync:
         if self._flags is not None:
             self._flags.close()
             self._flags = None
-
-
-def _wait_all(results: Sequence[GroupResult | LaneResult], deadline: Deadline) -> None:
-    """Wait for all, also after a failure; raise the first cause: an error rather than what it entailed."""
-    errors: list[RoostError] = []
-    is_late = False
-    for result in results:
-        if is_late and not result.done():  # one error says that the deadline has passed
-            continue
-        try:
-            result.wait(deadline.left_s())
-        except RoostError as error:
-            is_late = is_late or isinstance(error, CallTimeoutError)
-            errors.append(error)
-    if not errors:
-        return
-    died = [error for error in errors if isinstance(error, WorkerDiedError)]
-    torn = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "error[S207]")
-    own = [error for error in errors if not any(text in str(error) for text in torn)]
-    raise (died or own or errors)[0]
-
-
-def _are_over(results: Sequence[GroupResult | LaneResult]) -> bool:
-    """Whether one of them has ended badly, or all have ended."""
-    ended = [result for result in results if result.done()]
-    for result in ended:
-        try:
-            result.wait()
-        except RoostError:
-            return True
-    return len(ended) == len(results)
 
 
 class _Clock:
