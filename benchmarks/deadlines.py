@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import roost
-from roost.rl.handles import EngineHandle
+from roost.engines.handles import EngineHandle
 from roost.rl.rollout import STOP_S
 from roost.testing import local_ray
 

@@ -20,7 +20,7 @@ from benchmarks.launching import Row
 from benchmarks.routing import measure_router
 from benchmarks.weights import measure_weights
 from roost import Cluster, DataBuffer, Plan, Sample, SampleGroup
-from roost.rl.journaled import JournaledBuffer
+from roost.data.journaled_buffer import JournaledBuffer
 from roost.testing import local_ray
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.launching import Row
 from roost import Engine, EngineOutput, Router
-from roost.rl.keys import VARIABLE, headers_of, make_key
+from roost.engines.keys import VARIABLE, headers_of, make_key
 
 WARM_UP = 100
 REQUESTS = 1500
@@ -51,7 +51,7 @@ def _row(name: str, routed_s: float, direct_s: float) -> Row:
 
 def measure_router() -> list[Row]:
     """Median and 99th percentile of one request after another, in turn directly and through the router."""
-    command = [sys.executable, "-m", "roost.rl.serve", "benchmarks.routing:Echo"]
+    command = [sys.executable, "-m", "roost.engines.serve", "benchmarks.routing:Echo"]
     key = make_key()
     env = {**os.environ, VARIABLE: key}
     headers = {"Content-Type": "application/json", **headers_of(key)}

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from benchmarks.launching import Row
 from roost.cluster import lease_ports
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
-from roost.rl.weights.channels import make_channels
-from roost.rl.weights.collective import BUCKET_BYTES
-from roost.rl.weights.ends import WeightReceiver, WeightSender
+from roost.weights.channels import make_channels
+from roost.weights.collective import BUCKET_BYTES
+from roost.weights.endpoints import WeightReceiver, WeightSender
 
 GIB = 2**30
 TENSORS = 64

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from roost.views import register_view
-
 __version__ = "0.1.0"
 
 _ROOMS = {
@@ -66,19 +64,21 @@ _ROOMS = {
     ),
     "roost.plan.diff": ("PlanDiff", "diff_plans"),
     "roost.plan.lock": ("Lock",),
-    "roost.rl.buffer": ("DataBuffer",),
-    "roost.rl.engine": ("Engine", "EngineOutput", "EnginePlace"),
-    "roost.rl.groups": ("create_placement_groups",),
+    "roost.data.buffer": ("DataBuffer",),
+    "roost.engines.engine": ("Engine", "EngineOutput", "EnginePlace"),
+    "roost.rl.placement_groups": ("create_placement_groups",),
     "roost.rl.hub": ("BufferClient", "LockClient"),
-    "roost.rl.lock": ("LeaseLock",),
+    "roost.data.lock": ("LeaseLock",),
     "roost.rl.rollout": ("RolloutManager",),
-    "roost.rl.router": ("Router",),
-    "roost.rl.samples": ("Sample", "SampleGroup"),
-    "roost.rl.sglang.engine": ("SglangEngine",),
-    "roost.rl.torch_engine": ("TorchEngine",),
+    "roost.engines.router": ("Router",),
+    "roost.data.samples": ("Sample", "SampleGroup"),
+    "roost.engines.sglang.engine": ("SglangEngine",),
+    "roost.engines.torch.engine": ("TorchEngine",),
     "roost.rl.train": ("TrainGroup", "TrainWorker"),
-    "roost.rl.vllm.engine": ("VllmEngine",),
-    "roost.rl.weights.sync": ("SyncReport",),
+    "roost.engines.vllm.engine": ("VllmEngine",),
+    "roost.weights.sync": ("SyncReport",),
+    "roost.report.page": ("draw_page",),
+    "roost.report.svg": ("draw_image",),
     "roost.topology": ("Hardware", "Node", "NodeGroup", "Topology"),
     "roost.topology.order": ("stable_order_key",),
     "roost.worker": ("Binding", "GroupResult", "PerRank", "Worker", "WorkerGroup"),
@@ -95,6 +95,17 @@ if TYPE_CHECKING:
     from roost.cluster import lease_ports as lease_ports
     from roost.config import Config as Config
     from roost.config import load_config as load_config
+    from roost.data.buffer import DataBuffer as DataBuffer
+    from roost.data.lock import LeaseLock as LeaseLock
+    from roost.data.samples import Sample as Sample
+    from roost.data.samples import SampleGroup as SampleGroup
+    from roost.engines.engine import Engine as Engine
+    from roost.engines.engine import EngineOutput as EngineOutput
+    from roost.engines.engine import EnginePlace as EnginePlace
+    from roost.engines.router import Router as Router
+    from roost.engines.sglang.engine import SglangEngine as SglangEngine
+    from roost.engines.torch.engine import TorchEngine as TorchEngine
+    from roost.engines.vllm.engine import VllmEngine as VllmEngine
     from roost.errors import AttestationError as AttestationError
     from roost.errors import CallTimeoutError as CallTimeoutError
     from roost.errors import CheckpointError as CheckpointError
@@ -136,29 +147,20 @@ if TYPE_CHECKING:
     from roost.plan.diff import PlanDiff as PlanDiff
     from roost.plan.diff import diff_plans as diff_plans
     from roost.plan.lock import Lock as Lock
-    from roost.rl.buffer import DataBuffer as DataBuffer
-    from roost.rl.engine import Engine as Engine
-    from roost.rl.engine import EngineOutput as EngineOutput
-    from roost.rl.engine import EnginePlace as EnginePlace
-    from roost.rl.groups import create_placement_groups as create_placement_groups
+    from roost.report.page import draw_page as draw_page
+    from roost.report.svg import draw_image as draw_image
     from roost.rl.hub import BufferClient as BufferClient
     from roost.rl.hub import LockClient as LockClient
-    from roost.rl.lock import LeaseLock as LeaseLock
+    from roost.rl.placement_groups import create_placement_groups as create_placement_groups
     from roost.rl.rollout import RolloutManager as RolloutManager
-    from roost.rl.router import Router as Router
-    from roost.rl.samples import Sample as Sample
-    from roost.rl.samples import SampleGroup as SampleGroup
-    from roost.rl.sglang.engine import SglangEngine as SglangEngine
-    from roost.rl.torch_engine import TorchEngine as TorchEngine
     from roost.rl.train import TrainGroup as TrainGroup
     from roost.rl.train import TrainWorker as TrainWorker
-    from roost.rl.vllm.engine import VllmEngine as VllmEngine
-    from roost.rl.weights.sync import SyncReport as SyncReport
     from roost.topology import Hardware as Hardware
     from roost.topology import Node as Node
     from roost.topology import NodeGroup as NodeGroup
     from roost.topology import Topology as Topology
     from roost.topology.order import stable_order_key as stable_order_key
+    from roost.weights.sync import SyncReport as SyncReport
     from roost.worker import Binding as Binding
     from roost.worker import GroupResult as GroupResult
     from roost.worker import PerRank as PerRank
@@ -175,16 +177,6 @@ def __getattr__(name: str) -> object:
     value = getattr(importlib.import_module(room), name)
     globals()[name] = value
     return value
-
-
-def _draw_plan(plan: object) -> str:
-    from roost.plan import Plan
-    from roost.report.svg import draw_image
-
-    return draw_image(plan) if isinstance(plan, Plan) else ""
-
-
-register_view("plan", _draw_plan)  # a plan shows itself in a notebook, and may not import the report that draws it
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from roost import RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup, TrainWorker
-from roost.rl.keys import headers_of
+from roost.engines.keys import headers_of
 
 JOB = {"cluster": {"component_placement": {
     "actor": {"placement": "0", "gpu_share": 0.8}, "rollout": {"placement": "0", "gpu_share": 0.2},

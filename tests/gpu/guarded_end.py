@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
-end, backend = sys.argv[1], sys.argv[2]
+end, engine = sys.argv[1], sys.argv[2]
 os.environ["NCCL_HOSTID"] = end
 
 import torch  # noqa: E402
@@ -18,9 +18,9 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from roost.errors import RolloutError  # noqa: E402
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer  # noqa: E402
-from roost.rl.weights.channels import make_channels  # noqa: E402
-from roost.rl.weights.collective import CollectiveReceiver, errors_are_raised, join_meeting  # noqa: E402
-from roost.rl.weights.ends import WeightSender  # noqa: E402
+from roost.weights.channels import make_channels  # noqa: E402
+from roost.weights.collective import CollectiveReceiver, errors_are_raised, join_meeting  # noqa: E402
+from roost.weights.endpoints import WeightSender  # noqa: E402
 
 TIMEOUT_S = 60.0
 SHAPES = {"large": (4096, 4096), "small": (3, 5)}
@@ -32,20 +32,21 @@ def say(**found: object) -> None:
 
 side = Sharding(tuple(TensorShards(name, shape, "float32") for name, shape in SHAPES.items()))
 [channel] = make_channels(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
-channel = replace(channel, backend=backend, first_ranks=(1,), world_size=2)
+SENDERS = {"vllm": "roost.engines.vllm.sender:DirectSender", "sglang": "roost.engines.sglang.sender:DirectSender"}
+channel = replace(channel, backend="nccl", sender=SENDERS.get(engine, ""), first_ranks=(1,), world_size=2)
 torch.cuda.set_device(0)
 
 
 def receive_once(address: str) -> None:
     host, _, port = address.rpartition(":")
     tensors = {name: torch.empty(shape, device="cuda") for name, shape in SHAPES.items()}
-    if backend == "nccl":
+    if engine == "built-in":
         receiver = CollectiveReceiver(channel, join_meeting(address, TIMEOUT_S), 1, host, TIMEOUT_S)
         receiver.begin(1)
         receiver.finish()
         say(sum=float(sum(view.double().sum() for view in receiver.staged())))
-    elif backend == "sglang-nccl":
-        from roost.rl.sglang.intake import group_name
+    elif engine == "sglang":
+        from roost.engines.sglang.intake import group_name
 
         limit = datetime.timedelta(seconds=TIMEOUT_S)
         store, _, _ = next(c10d.rendezvous(f"tcp://{address}", 1, 2, timeout=limit))
@@ -63,7 +64,7 @@ def receive_once(address: str) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
-        from roost.rl.vllm.messages import PACKING
+        from roost.engines.vllm.messages import PACKING
 
         group = trainer_init({"master_address": host, "master_port": int(port), "world_size": 2}, rank=1)
         found: list[tuple[str, torch.Tensor]] = []

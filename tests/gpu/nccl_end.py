@@ -13,8 +13,8 @@ os.environ["NCCL_HOSTID"] = end
 import torch  # noqa: E402
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer  # noqa: E402
-from roost.rl.weights.channels import make_channels  # noqa: E402
-from roost.rl.weights.collective import (  # noqa: E402
+from roost.weights.channels import make_channels  # noqa: E402
+from roost.weights.collective import (  # noqa: E402
     CollectiveReceiver,
     CollectiveSender,
     MeetingPoint,

@@ -33,11 +33,11 @@ def read(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["nccl", "sglang-nccl", pytest.param("vllm-nccl", marks=needs_vllm)])
+@pytest.mark.parametrize("engine", ["built-in", "sglang", pytest.param("vllm", marks=needs_vllm)])
 @pytest.mark.parametrize("is_killed", [False, True], ids=["hung", "killed"])
-def test_a_broadcast_that_an_engine_left_is_given_up(backend: str, is_killed: bool) -> None:
-    sender = start("sender", backend)
-    receiver = start("receiver", backend, read(sender)["address"])
+def test_a_broadcast_that_an_engine_left_is_given_up(engine: str, is_killed: bool) -> None:
+    sender = start("sender", engine)
+    receiver = start("receiver", engine, read(sender)["address"])
     try:
         assert read(sender)["sum"] == read(receiver)["sum"], "the first version arrived"
         if is_killed:

@@ -15,8 +15,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from roost.plan import WeightTransport  # noqa: E402
-from roost.rl.weights.channels import Channel, Piece  # noqa: E402
-from roost.rl.weights.ipc import DEVICE, IpcAddress, IpcSender  # noqa: E402
+from roost.weights.channels import Channel, Piece  # noqa: E402
+from roost.weights.ipc import DEVICE, IpcAddress, IpcSender  # noqa: E402
 
 TENSORS, ELEMENTS = 4, 2**26
 """One GiB in all."""

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from roost.rl.memory import HostCopies, device_storages  # noqa: E402
+from roost.weights.host_copies import HostCopies, device_storages  # noqa: E402
 
 GIB = 2**30
 

@@ -10,11 +10,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 
+from roost.engines.engine import EnginePlace
+from roost.engines.sglang.intake import HandleIntake, make_intake
 from roost.plan import WeightTransport
-from roost.rl.engine import EnginePlace
-from roost.rl.sglang.intake import HandleIntake, make_intake
-from roost.rl.weights.channels import Channel, Piece
-from roost.rl.weights.ipc import IpcSender
+from roost.weights.channels import Channel, Piece
+from roost.weights.ipc import IpcSender
 
 ROUNDS = 20
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from roost.data.samples import Sample, SampleGroup
+from roost.engines.engine import Engine, EngineOutput, EnginePlace
+from roost.engines.handles import EngineHandle
+from roost.engines.keys import VARIABLE, headers_of
+from roost.engines.torch.engine import TorchEngine
 from roost.plan import TensorShards
-from roost.rl.engine import Engine, EngineOutput, EnginePlace
-from roost.rl.handles import EngineHandle
-from roost.rl.keys import VARIABLE, headers_of
 from roost.rl.rollout import RolloutManager
-from roost.rl.samples import Sample, SampleGroup
-from roost.rl.torch_engine import TorchEngine
 from roost.rl.train import TrainWorker
 
 HERE = Path(__file__).parent
@@ -345,7 +345,7 @@ def asked(engine: Any) -> dict[str, Any]:
 
 
 def served() -> Engine:
-    """For ``python -m roost.rl.serve rl_parts:served``."""
+    """For ``python -m roost.engines.serve rl_parts:served``."""
     return Talker()
 
 
@@ -355,7 +355,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[str]:
     log = folder / "served.log"
     with log.open("w") as file:
         child = subprocess.Popen(
-            [sys.executable, "-m", "roost.rl.serve", "rl_parts:served", "--port", str(port)],
+            [sys.executable, "-m", "roost.engines.serve", "rl_parts:served", "--port", str(port)],
             cwd=HERE,
             env={**os.environ, VARIABLE: SERVED_KEY},
             stderr=file,

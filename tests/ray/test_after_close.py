@@ -13,9 +13,9 @@ from processes import wait_for
 from rl_parts import Talker
 
 import roost
+from roost.engines.handles import EngineHandle
 from roost.plan import ComponentPlan
 from roost.rl.fleet import Fleet
-from roost.rl.handles import EngineHandle
 from roost.rl.rollout import RolloutManager
 from roost.testing import LocalRay
 from roost.worker import GroupRequest

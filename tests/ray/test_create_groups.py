@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import roost
-from roost.rl.groups import RoleBundles
+from roost.rl.placement_groups import RoleBundles
 from roost.testing import LocalRay
 
 

@@ -18,10 +18,10 @@ from rl_parts import Talker, check_complete, new_groups, routed
 
 import roost
 from roost.cluster.warden import remember, start_of
-from roost.rl.handles import EngineHandle
+from roost.data.samples import Sample, SampleGroup
+from roost.engines.handles import EngineHandle
 from roost.rl.hub import BufferClient
 from roost.rl.rollout import RolloutManager
-from roost.rl.samples import Sample, SampleGroup
 from roost.testing import LocalRay
 
 PARAMS = {"max_new_tokens": 8, "temperature": 1.0}

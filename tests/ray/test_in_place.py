@@ -17,9 +17,9 @@ from rl_parts import Talker, Trainer, told
 import roost
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup
-from roost.rl.weights.ipc import MovedError
-from roost.rl.weights.sync import WeightSync
 from roost.testing import LocalRay
+from roost.weights.ipc import MovedError
+from roost.weights.sync import WeightSync
 
 JOB = {
     "cluster": {

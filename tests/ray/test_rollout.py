@@ -36,13 +36,13 @@ from rl_parts import (
 
 import roost
 from roost.cluster.warden import remember, start_of
-from roost.rl.child import ask
-from roost.rl.engine import EnginePlace
-from roost.rl.handles import EngineHandle
+from roost.data.samples import SampleGroup
+from roost.engines.engine import EnginePlace
+from roost.engines.handles import EngineHandle
+from roost.engines.keys import make_key
+from roost.engines.server_process import ask
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
-from roost.rl.keys import make_key
 from roost.rl.rollout import RolloutManager
-from roost.rl.samples import SampleGroup
 from roost.rl.train import TrainGroup
 from roost.testing import LocalRay
 from roost.worker.lane import LaneClient, LaneServer

@@ -19,10 +19,10 @@ from rl_parts import Started, check_complete, new_groups, routed, tokens
 from sglang_model import GREEDY, PROMPT, VOCABULARY, likeliest, meant, settings, tiny, write_home, write_package
 
 import roost
-from roost.rl.child import ask
-from roost.rl.handles import EngineHandle
+from roost.engines.handles import EngineHandle
+from roost.engines.server_process import ask
+from roost.engines.sglang.engine import SglangEngine
 from roost.rl.rollout import RolloutManager
-from roost.rl.sglang.engine import SglangEngine
 from roost.rl.train import TrainGroup, TrainWorker
 from roost.testing import LocalRay
 from roost.worker.watch import Watcher

@@ -26,7 +26,7 @@ from test_cli_live import ROOT, run
 
 import roost
 from roost.hardware.accelerators import Device
-from roost.report.states import JobStatus, RankStatus
+from roost.plan.states import JobStatus, RankStatus
 from roost.testing import LocalRay
 from roost.worker.timelines import collect_timelines
 from roost.worker.watch import Watcher

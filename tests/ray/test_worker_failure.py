@@ -17,7 +17,7 @@ from processes import alive, is_alive, ray_state, run_driver, wait_for, wardens_
 
 import roost
 from roost.cluster.warden import bearers_of, end, start_of
-from roost.rl.handles import EngineHandle
+from roost.engines.handles import EngineHandle
 from roost.rl.lost_engines import check_nodes_of, none_alive
 from roost.testing import LocalRay, local_ray
 

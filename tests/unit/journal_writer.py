@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from roost.rl.journaled import JournaledBuffer
-from roost.rl.samples import Sample, SampleGroup
+from roost.data.journaled_buffer import JournaledBuffer
+from roost.data.samples import Sample, SampleGroup
 
 
 def group(name: str, version: int = 1, finish: str = "stop") -> SampleGroup:

@@ -12,7 +12,7 @@ import pytest
 
 import roost
 from roost import RolloutError
-from roost.rl.keys import VARIABLE, headers_of
+from roost.engines.keys import VARIABLE, headers_of
 
 KEY = "the-key-of-these-tests"
 SOURCES = [str(Path(roost.__file__).parents[1]), str(Path(__file__).parent)]
@@ -40,9 +40,9 @@ def post(url, **body):
 
 
 def start_server(*arguments):
-    """``roost.rl.serve`` as a process."""
+    """``roost.engines.serve`` as a process."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), VARIABLE: KEY}
-    command = [sys.executable, "-m", "roost.rl.serve", *arguments]
+    command = [sys.executable, "-m", "roost.engines.serve", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
 
 

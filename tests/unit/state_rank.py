@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from roost.errors import CheckpointError
 from roost.rl import train_state
-from roost.rl.memory import HostCopies
 from roost.rl.train_state import load_trainer, save_trainer
+from roost.weights.host_copies import HostCopies
 
 rank, meeting, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group(

@@ -10,8 +10,8 @@ import time
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from roost.rl.sglang.intake import group_name
-from roost.rl.weights.collective import CollectiveReceiver, join_meeting
+from roost.engines.sglang.intake import group_name
+from roost.weights.collective import CollectiveReceiver, join_meeting
 
 channel, address = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the test
 if channel.is_direct:  # as SGLang joins

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from roost.engines.engine import Engine, EngineOutput
+from roost.engines.torch.engine import TorchEngine
+from roost.engines.torch.weights import ModuleWeights
 from roost.errors import RoostError
-from roost.rl.borrowed import BorrowedTensors, Lender
-from roost.rl.engine import Engine, EngineOutput
-from roost.rl.torch_engine import TorchEngine
-from roost.rl.torch_weights import ModuleWeights
-from roost.rl.weights.buffers import StagedTensors
+from roost.weights.borrowed import BorrowedTensors, Lender
+from roost.weights.buffers import StagedTensors
 
 
 def test_a_lender_is_alive_until_it_is_not() -> None:

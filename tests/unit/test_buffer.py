@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from roost import CallTimeoutError, DataBuffer, RolloutError, RoostError, Sample, SampleGroup
-from roost.rl.buffer_file import LONG, write_lines
+from roost.data.buffer_file import LONG, write_lines
 
 WAIT_S = 20
 

@@ -19,8 +19,8 @@ from serving import KEY, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import VOCABULARY, Gated, samples_in, toy, until
 
 from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
-from roost.rl.client import EngineClient
-from roost.rl.server import EngineServer
+from roost.engines.client import EngineClient
+from roost.engines.server import EngineServer
 
 
 @pytest.fixture(scope="module")
@@ -600,7 +600,7 @@ def test_serving_by_itself():
 
 @pytest.mark.parametrize("name", ["no_such_module:toy", "toy_models:no_such", "toy_models", "toy_models:VOCABULARY"])
 def test_what_cannot_be_served(name, monkeypatch, capsys):
-    from roost.rl import serve
+    from roost.engines import serve
 
     monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
     monkeypatch.setenv("ROOST_SERVER_KEY", KEY)

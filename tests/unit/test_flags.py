@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 
-from roost.rl.weights.flags import FIRST, GO, Flags
+from roost.weights.flags import FIRST, GO, Flags
 
 OTHER = """
 import sys
-from roost.rl.weights.flags import FIRST, GO, Flags
+from roost.weights.flags import FIRST, GO, Flags
 flags = Flags.open((sys.argv[1], bytes.fromhex(sys.argv[2])))
 assert flags.wait(lambda: flags.get(GO) == 7, 30.0)
 flags.set(FIRST, 7)

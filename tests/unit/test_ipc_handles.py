@@ -4,7 +4,7 @@ import inspect
 
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from roost.rl.weights.ipc import COUNTER, DEVICE, EVENT_NEEDED, _counted_by
+from roost.weights.ipc import COUNTER, DEVICE, EVENT_NEEDED, _counted_by
 
 
 def test_what_is_changed_in_a_handle_are_its_counter_and_its_event():

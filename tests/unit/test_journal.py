@@ -18,9 +18,10 @@ from journal_writer import group
 from serving import SOURCES
 
 import roost
-from roost.rl import journal, journaled
-from roost.rl.journaled import JournaledBuffer
-from roost.rl.lock import LeaseLock
+from roost.data import journal
+from roost.data import journaled_buffer as journaled
+from roost.data.journaled_buffer import JournaledBuffer
+from roost.data.lock import LeaseLock
 
 SHELVES = ("waiting", "in_flight", "stale", "partial", "partial_out")
 

@@ -19,10 +19,10 @@ from serving import KEY, SOURCES, ask
 from toy_models import toy
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine
-from roost.rl.client import EngineClient
-from roost.rl.handles import EngineHandle, ExternalEngine
-from roost.rl.keys import VARIABLE, headers_of, is_permitted, make_key
-from roost.rl.server import EngineServer
+from roost.engines.client import EngineClient
+from roost.engines.handles import EngineHandle, ExternalEngine
+from roost.engines.keys import VARIABLE, headers_of, is_permitted, make_key
+from roost.engines.server import EngineServer
 from roost.worker.lane import LaneServer
 
 WRONG = "x" * len(KEY)
@@ -193,7 +193,7 @@ cat <&3
 def test_serving_by_itself_needs_a_key_and_keeps_it() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
     env.pop(VARIABLE, None)
-    command = [sys.executable, "-m", "roost.rl.serve", "toy_models:toy"]
+    command = [sys.executable, "-m", "roost.engines.serve", "toy_models:toy"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"error[E113]: {VARIABLE} is not set" in done.stderr

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from roost.data.lock import LeaseLock
 from roost.errors import RoostError
-from roost.rl.lock import LeaseLock
 from roost.worker import lane
 from roost.worker.lane import LaneAddress, LaneClient, LaneError, LaneServer
 

@@ -13,10 +13,7 @@ import pytest
 from roost.cli.files import write_file
 from roost.cli.inputs import UsageError
 from roost.errors import RoostError
-from roost.report.live import draw_jobs
-from roost.report.live_page import draw_status_page
-from roost.report.live_parts import doing, duration, one_line, usage_text
-from roost.report.states import (
+from roost.plan.states import (
     AcceleratorStatus,
     Call,
     CallError,
@@ -26,6 +23,9 @@ from roost.report.states import (
     RankStatus,
     RankTimeline,
 )
+from roost.report.live import draw_jobs
+from roost.report.live_page import draw_status_page
+from roost.report.live_parts import doing, duration, one_line, usage_text
 from roost.report.trace import trace_events
 from roost.worker.calls import KEPT, CallRecord, describe_error
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from roost import CallTimeoutError, LeaseLock, RolloutError
-from roost.rl.lock import HeldLock
+from roost.data.lock import HeldLock
 
 WAIT_S = 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roost.rl.memory import HostCopies, device_storages
+from roost.weights.host_copies import HostCopies, device_storages
 
 
 def test_views_and_ties_survive() -> None:

@@ -17,8 +17,8 @@ from toy_models import until
 
 from roost import RolloutError
 from roost.cluster.private_folder import PrivateFolder
-from roost.rl.child import ask
-from roost.rl.vllm.generating import Asking
+from roost.engines.server_process import ask
+from roost.engines.vllm.generating import Asking
 
 BACKLOG = 1
 ANSWER = {

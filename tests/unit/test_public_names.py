@@ -18,7 +18,7 @@ BESIDE_THEM = [
     "AttestationError", "CallTimeoutError", "CheckpointError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "GenerationError", "Hardware", "LaunchError",
     "Layout", "Lock", "PlanDiff", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
     "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "diff_plans", "plan_transfer", "register_accelerator",
-    "resolve_layout", "stable_order_key",
+    "draw_image", "draw_page", "resolve_layout", "stable_order_key",
 ]  # fmt: skip
 FOR_LEARNING = [
     "DataBuffer",

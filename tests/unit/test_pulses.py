@@ -8,8 +8,8 @@ from serving import start_server, url_of
 from toy_models import toy, until
 
 from roost import EnginePlace, TorchEngine, lease_ports
-from roost.rl.handles import ExternalEngine
-from roost.rl.pulses import STEP_S, Pulses
+from roost.engines.handles import ExternalEngine
+from roost.engines.pulses import STEP_S, Pulses
 
 
 @pytest.fixture

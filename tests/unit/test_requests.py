@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from roost.data.samples import Sample, SampleGroup
+from roost.engines.client import EngineClient
+from roost.engines.requests import make_requests, params_of_samples
+from roost.engines.sampling import MAX_SEED, sample_seed
 from roost.errors import RolloutError
-from roost.rl.client import EngineClient
-from roost.rl.requests import make_requests, params_of_samples
-from roost.rl.samples import Sample, SampleGroup
-from roost.rl.sampling import MAX_SEED, sample_seed
 
 PARAMS = {"max_new_tokens": 4, "temperature": 1.0, "n": 7}
 
@@ -97,7 +97,7 @@ def test_a_server_may_open_more_files_than_the_soft_limit_of_its_parent(tmp_path
     code = f"import resource; open({str(said)!r}, 'w').write(str(resource.getrlimit(resource.RLIMIT_NOFILE)))"
     outer = f"""
 import resource, time
-from roost.rl.child import ServerProcess
+from roost.engines.server_process import ServerProcess
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
 child = ServerProcess([{sys.executable!r}, "-c", {code!r}])

@@ -11,7 +11,7 @@ from serving import KEY, SOURCES, ask, deadline_in_flight, post, start_server, u
 from toy_models import Gated, toy, until
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine, lease_ports
-from roost.rl.client import EngineClient
+from roost.engines.client import EngineClient
 
 SIZES = {"context": 64, "length_multiple": 16, "batch_rows": 8}
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import roost
-from roost.rl import child, leash
-from roost.rl.child import ServerProcess
-from roost.rl.router import Router
+from roost.engines import leash
+from roost.engines import server_process as child
+from roost.engines.router import Router
+from roost.engines.server_process import ServerProcess
 
 LIMIT_S = 60.0
 

@@ -15,18 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import reduce_tensor
 
+from roost.engines.engine import EnginePlace
+from roost.engines.sglang import inside
+from roost.engines.sglang.command import check_options, check_version, command_of, ranks_of
+from roost.engines.sglang.engine import SglangEngine
+from roost.engines.sglang.intake import buckets_of, make_intake, payload_of
+from roost.engines.sglang.memory import FreeMemory, measure_free, static_fraction
+from roost.engines.sglang.staging import saved
 from roost.errors import RolloutError
 from roost.plan import WeightTransport
-from roost.rl.checkpoint_shapes import checkpoint_tensors
-from roost.rl.engine import EnginePlace
-from roost.rl.sglang import inside
-from roost.rl.sglang.command import check_options, check_version, command_of, ranks_of
-from roost.rl.sglang.engine import SglangEngine
-from roost.rl.sglang.intake import buckets_of, make_intake, payload_of
-from roost.rl.sglang.memory import FreeMemory, measure_free, static_fraction
-from roost.rl.sglang.staging import saved
-from roost.rl.weights.channels import Channel, Piece
-from roost.rl.weights.ipc import IpcAddress
+from roost.weights.channels import Channel, Piece
+from roost.weights.checkpoint_shapes import checkpoint_tensors
+from roost.weights.ipc import IpcAddress
 
 # Flags ---------------------------------------------------------------------------------------
 

@@ -20,15 +20,15 @@ from sglang_model import GREEDY, PROMPT, meant, settings, tiny, write_home
 from torch.multiprocessing.reductions import reduce_tensor
 
 import roost
-from roost.rl.child import ServerProcess, ask
-from roost.rl.engine import EnginePlace
-from roost.rl.sglang.command import ROUTES
-from roost.rl.sglang.ending import end_of
-from roost.rl.sglang.engine import SglangEngine
-from roost.rl.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
-from roost.rl.sglang.sender import DirectSender
-from roost.rl.weights.channels import Channel, Piece
-from roost.rl.weights.files import version_folder
+from roost.engines.engine import EnginePlace
+from roost.engines.server_process import ServerProcess, ask
+from roost.engines.sglang.command import ROUTES
+from roost.engines.sglang.ending import end_of
+from roost.engines.sglang.engine import SglangEngine
+from roost.engines.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
+from roost.engines.sglang.sender import DirectSender
+from roost.weights.channels import Channel, Piece
+from roost.weights.files import version_folder
 
 LONG = {"max_new_tokens": 200, "temperature": 0}
 
@@ -91,7 +91,7 @@ def test_it_is_started_as_its_place_says(engine: SglangEngine) -> None:
     assert (found["mem_fraction_static"], found["random_seed"], found["device"]) == (0.45, 43, "cpu")
     assert found["skip_tokenizer_init"]
     assert found["enable_weights_cpu_backup"]
-    assert (engine.broadcast, engine.broadcast_ranks) == ("sglang-gloo", 2)
+    assert (engine.broadcast, engine.broadcast_ranks) == ("gloo", 2)
     assert found["version"] == "0.5.9"
 
 
@@ -173,7 +173,7 @@ def by_tensor(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version
 def by_group(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
     """Twice over the same group, as a trainer does."""
     kind = roost.WeightTransport.BROADCAST
-    channel = Channel("c", kind, 0, (5,), pieces(weights), 0, "sglang-gloo", (1,), 1 + engine.broadcast_ranks)
+    channel = Channel("c", kind, 0, (5,), pieces(weights), 0, "gloo", "", (1,), 1 + engine.broadcast_ranks)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sender = DirectSender(channel, "127.0.0.1", 60)
     joining = Started(sender.join)
@@ -206,7 +206,7 @@ def by_memory(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version
 def test_what_it_says_is_what_the_weights_say(
     engine: SglangEngine, tmp_path: Path, way: Callable[..., None], is_paused: bool, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("roost.rl.sglang.engine.BUCKET_BYTES", 1000)  # several commands
+    monkeypatch.setattr("roost.engines.sglang.engine.BUCKET_BYTES", 1000)  # several commands
     before = engine.version
     weights = tiny(100 + before).state_dict()
     if is_paused:

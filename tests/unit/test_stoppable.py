@@ -17,18 +17,18 @@ import torch
 
 from roost.errors import RolloutError, WorkerError
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
-from roost.rl.weights.channels import Channel, make_channels
-from roost.rl.weights.ends import WeightSender
-from roost.rl.weights.stoppable import FailureWatch, Stoppable
+from roost.weights.channels import Channel, make_channels
+from roost.weights.endpoints import WeightSender
+from roost.weights.stoppable import FailureWatch, Stoppable
 
 LARGE = (64, 2**20)
 """256 MiB of float32: more than sockets take without a reader."""
 
 
-def channel_of(backend: str) -> Channel:
+def channel_of(sender: str = "") -> Channel:
     side = Sharding((TensorShards("large", LARGE, "float32"),))
     [channel] = make_channels(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
-    return replace(channel, backend=backend, first_ranks=(1,), world_size=2)
+    return replace(channel, backend="gloo", sender=sender, first_ranks=(1,), world_size=2)
 
 
 @contextmanager
@@ -55,16 +55,16 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "sglang-gloo"])
-def test_a_broadcast_to_a_hung_engine_is_given_up(backend: str) -> None:
+@pytest.mark.parametrize("sender_class", ["", "roost.engines.sglang.sender:DirectSender"], ids=["gloo", "sglang"])
+def test_a_broadcast_to_a_hung_engine_is_given_up(sender_class: str) -> None:
     weights = {"large": torch.zeros(LARGE)}
-    with sender_of_a_stuck_receiver(channel_of(backend)) as sender:
+    with sender_of_a_stuck_receiver(channel_of(sender_class)) as sender:
         before = set(threading.enumerate())
         raised: list[BaseException] = []
 
         def send() -> None:
             try:
-                sender.send(lambda: weights, 1, backend != "gloo")
+                sender.send(lambda: weights, 1, bool(sender_class))
             except BaseException as error:
                 raised.append(error)
 
@@ -80,11 +80,11 @@ def test_a_broadcast_to_a_hung_engine_is_given_up(backend: str) -> None:
         assert "weights-0 to 1 engine process was given up: engine rollout/1 died" in str(error)
         sender.close()
         with pytest.raises(RuntimeError, match="were closed"):
-            sender.send(lambda: weights, 2, backend != "gloo")
+            sender.send(lambda: weights, 2, bool(sender_class))
 
 
 def test_a_broadcast_ends_at_its_deadline() -> None:
-    with sender_of_a_stuck_receiver(channel_of("gloo")) as sender:
+    with sender_of_a_stuck_receiver(channel_of()) as sender:
         sender._timeout_s = 0.5
         with pytest.raises(RolloutError, match=r"not all of its ranks took part within 0\.5 s") as caught:
             sender.send(lambda: {"large": torch.zeros(LARGE)}, 1)
@@ -92,7 +92,7 @@ def test_a_broadcast_ends_at_its_deadline() -> None:
 
 
 def test_the_start_of_a_broadcast_that_no_engine_joins_ends_at_its_deadline() -> None:
-    sender = WeightSender([channel_of("gloo")], None, "127.0.0.1", "", 0.5)
+    sender = WeightSender([channel_of()], None, "127.0.0.1", "", 0.5)
     with pytest.raises(RolloutError, match="the start of the broadcast") as caught:
         sender.join()
     assert caught.value.codes == ("S207",)

@@ -12,7 +12,7 @@ from torch import nn
 from toy_models import VOCABULARY, Gated, Toy, samples_in, toy, until
 
 from roost import EngineOutput, RolloutError, TorchEngine
-from roost.rl.sampling import sample_seed, uniform
+from roost.engines.sampling import sample_seed, uniform
 
 
 @pytest.fixture

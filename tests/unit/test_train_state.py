@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from roost.errors import CheckpointError
-from roost.rl.memory import HostCopies
 from roost.rl.train_state import INDEX, load_trainer, save_trainer
+from roost.weights.host_copies import HostCopies
 
 RANK = Path(__file__).parent / "state_rank.py"
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConf
 from transformers.utils import logging
 
 from roost import EnginePlace, RolloutError, TorchEngine
-from roost.rl.child import ask
+from roost.engines.server_process import ask
 
 logging.disable_progress_bar()
 
@@ -223,7 +223,7 @@ def test_without_transformers_it_says_what_to_install(tmp_path: Path, monkeypatc
 
 
 def test_the_engine_alone_does_not_import_transformers() -> None:
-    code = "import sys, roost.rl.torch_engine; print('transformers' in sys.modules)"
+    code = "import sys, roost.engines.torch.engine; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 import roost
+from roost.engines.engine import EnginePlace
+from roost.engines.vllm import inside
+from roost.engines.vllm.command import check_options, check_vllm, command_of, environment_of, words_of
+from roost.engines.vllm.generating import bodies_of
+from roost.engines.vllm.messages import channel_from_json, channel_to_json
 from roost.plan import WeightTransport
-from roost.rl.engine import EnginePlace
-from roost.rl.vllm import inside
-from roost.rl.vllm.command import check_options, check_vllm, command_of, environment_of, words_of
-from roost.rl.vllm.generating import bodies_of
-from roost.rl.vllm.messages import channel_from_json, channel_to_json
-from roost.rl.weights.channels import Channel, Piece
+from roost.weights.channels import Channel, Piece
 
 PLACE = EnginePlace(
     num_members=2, host="10.0.0.5", dist_init_addr="10.0.0.5:25000", ports=range(25000, 25030),
@@ -104,7 +104,7 @@ def test_a_vllm_that_has_all_of_it(tmp_path):
     metadata = tmp_path / "roost_there-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: roost-there\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nroost = roost.rl.vllm.plugin:register\n")
+    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nroost = roost.engines.vllm.plugin:register\n")
     assert check_vllm(sys.executable, env) == "0.40.1"
 
 

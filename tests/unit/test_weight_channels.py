@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.plan.shards import spans_of
-from roost.rl.weights.channels import ALIGNMENT, make_channels
-from roost.rl.weights.collective import _buckets
-from roost.rl.weights.ends import WeightReceiver, WeightSender
-from roost.rl.weights.files import publish_version
-from roost.rl.weights.shard_files import plan_files
+from roost.weights.channels import ALIGNMENT, make_channels
+from roost.weights.collective import _buckets
+from roost.weights.endpoints import WeightReceiver, WeightSender
+from roost.weights.files import publish_version
+from roost.weights.shard_files import plan_files
 
 SHARED, BROADCAST, FILE = WeightTransport.SHARED_MEMORY, WeightTransport.BROADCAST, WeightTransport.FILE
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from roost.errors import RolloutError
 from roost.plan import Sharding, TensorShards
 from roost.plan.shards import spans_of
-from roost.rl.checkpoint import read_checkpoint
-from roost.rl.weights.files import FileWriter, discard_version, publish_version
-from roost.rl.weights.shard_files import INDEX_NAME, plan_files
+from roost.weights.checkpoint import read_checkpoint
+from roost.weights.files import FileWriter, discard_version, publish_version
+from roost.weights.shard_files import INDEX_NAME, plan_files
 
 
 def described(tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, int]) -> tuple[TensorShards, ...]:
@@ -137,9 +137,9 @@ import sys
 import torch
 from roost.errors import RolloutError
 from roost.plan import Sharding, TensorShards
-from roost.rl.sglang.staging import saved
-from roost.rl.weights.files import FileWriter
-from roost.rl.weights.shard_files import plan_files
+from roost.engines.sglang.staging import saved
+from roost.weights.files import FileWriter
+from roost.weights.shard_files import plan_files
 
 folder, side = sys.argv[1], Sharding((TensorShards("a", (1 << 20,), "float32"),))
 try:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from roost.rl.weights.folder import WeightsFolder
+from roost.weights.folder import WeightsFolder
 
 MAKER = """
 import sys, time
-from roost.rl.weights.folder import WeightsFolder
+from roost.weights.folder import WeightsFolder
 folder = WeightsFolder()
 print(folder.path(), flush=True)
 time.sleep(600)

@@ -20,8 +20,8 @@ from vllm_parts import CONTEXT, OPTIONS, VOCABULARY, Learner
 
 import roost
 from roost.cluster.warden import remember, start_of
-from roost.rl.client import EngineClient
-from roost.rl.handles import EngineHandle
+from roost.engines.client import EngineClient
+from roost.engines.handles import EngineHandle
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup
 

@@ -9,11 +9,12 @@ import pytest
 from vllm_parts import OPTIONS
 
 import roost
+from roost.engines.vllm.messages import PACKING, tensor_list
 from roost.plan import WeightTransport
-from roost.rl.vllm.messages import PACKING, tensor_list
-from roost.rl.weights.channels import Channel, Piece
+from roost.weights.channels import Channel, Piece
 
 JOB = {"cluster": {"num_nodes": 1, "component_placement": {"rollout": "5"}}}
+SENDER = "roost.engines.vllm.sender:DirectSender"
 
 
 def test_out_of_memory_at_the_start_is_said_in_vllms_own_words(one_node: object, model: Path) -> None:
@@ -34,7 +35,7 @@ def test_out_of_memory_at_the_start_is_said_in_vllms_own_words(one_node: object,
 def test_what_is_sent_fits_vllms_own_broadcast() -> None:
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferInitInfo, NCCLWeightTransferUpdateInfo
 
-    from roost.rl.vllm.intake import VllmIntake
+    from roost.engines.vllm.intake import VllmIntake
 
     class Engine:
         source = None
@@ -50,7 +51,7 @@ def test_what_is_sent_fits_vllms_own_broadcast() -> None:
 
     box = ((0, 4), (0, 2))
     pieces = (Piece("w", "bfloat16", (4, 2), box, box, box, (4, 2), 0, 16),)
-    channel = Channel("c", WeightTransport.BROADCAST, 0, (3, 4), pieces, 16, "vllm-nccl", (1, 3), 5)
+    channel = Channel("c", WeightTransport.BROADCAST, 0, (3, 4), pieces, 16, "nccl", SENDER, (1, 3), 5)
     engine = Engine()
     intake = VllmIntake(engine, [channel], {"c": "10.0.0.7:4711"}, 4, 5.0)
     intake.commit(1)

@@ -80,7 +80,7 @@ def run(args: Namespace) -> int:
         _check_size(topology)
     with ExitStack() as stack:
         if topology is not None and is_embedded:
-            from roost.testing import local_ray
+            from roost.cluster.local_ray import local_ray
 
             print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
             stack.enter_context(local_ray(topology))

@@ -17,7 +17,7 @@ from roost.errors import Finding
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from roost.report.states import JobStatus
+    from roost.plan.states import JobStatus
     from roost.worker.watch import Watcher
 
 __all__ = ["add", "run"]

@@ -6,6 +6,7 @@ import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from roost.cluster.ray_private import visible_devices_variable
 from roost.errors import RoostError
 from roost.hardware import AcceleratorType
 from roost.hardware.accelerators import Device
@@ -80,9 +81,7 @@ def _vendor_of_variables(raylet_environment: Mapping[str, str]) -> str:
 def _vendor_in_ray() -> str:
     """The vendor whose GPUs Ray itself finds on this node, by the variable that Ray would set; empty for CUDA's."""
     try:
-        from ray._private.accelerators import get_accelerator_manager_for_resource
-
-        variable = get_accelerator_manager_for_resource("GPU").get_visible_accelerator_ids_env_var()
+        variable = visible_devices_variable()
     except Exception:  # private to Ray; and its detection runs vendors' libraries
         return ""
     noset = f"RAY_EXPERIMENTAL_NOSET_{variable}"

@@ -17,6 +17,7 @@ from roost.cluster.losses import HeadWatch, LostNode, find_lost
 from roost.cluster.manager_calls import answer_of, ask_managers, note_node
 from roost.cluster.managers import NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers, wait_until_gone
 from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
+from roost.cluster.ray_private import connected_worker_id, id_of_actor
 from roost.cluster.request import NAMESPACE, Request, seconds_from
 from roost.cluster.reserve import remove_holds
 from roost.errors import ClusterError, Finding, Fix, RoostError
@@ -86,7 +87,7 @@ class Cluster:
     def _open(self, request: Request, cluster_cfg: Any, timeout_s: float | None) -> None:
         self._request = request
         self._namespace = request.namespace
-        self._groups: list[Any] = []
+        self.groups: list[Any] = []
         self._bundles: list[Bundles] = []
         self._allocated: list[str] = []
         self._closers: list[Callable[[], None]] = []
@@ -256,7 +257,7 @@ class Cluster:
 
     def get_group(self, name: str) -> Any:
         """The worker group of that name that this process launched; ``None`` where there is none."""
-        return next((group for group in self._groups if group.name == name), None)
+        return next((group for group in self.groups if group.name == name), None)
 
     def allocate(
         self,
@@ -355,7 +356,7 @@ class Cluster:
                 ray.shutdown()
 
     def _end_job(self) -> None:
-        for group in list(self._groups):
+        for group in list(self.groups):
             group.close()
         for bundles in self._bundles:
             bundles.release()
@@ -366,7 +367,7 @@ class Cluster:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(self.managers)
             wait_until_gone(self._namespace)
-            remove_holds(self.managers._actor_id.hex())
+            remove_holds(id_of_actor(self.managers))
             forget_job(self._namespace)
 
     def __enter__(self) -> Cluster:
@@ -381,12 +382,7 @@ class Cluster:
         return f"Cluster({self._topology.describe()}, namespace={self._namespace!r})"
 
     def _is_connected(self) -> bool:
-        # Not by ray.get_runtime_context(), which connects: another thread may shut Ray down at this moment.
-        worker = ray._private.worker.global_worker
-        try:
-            return bool(worker.connected) and worker.worker_id.hex() == self._connection
-        except AttributeError:  # Ray is being shut down
-            return False
+        return bool(self._connection) and connected_worker_id() == self._connection
 
     def _check_accelerator(self, node_rank: int, local_rank: int) -> None:
         node = self._nodes[node_rank]

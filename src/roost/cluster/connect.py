@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from roost.cluster.guards import guard_embedded_ray
+from roost.cluster.ray_private import local_node
 from roost.cluster.runtime_folder import open_private, runtime_folder
 from roost.cluster.signals import keep_signal_handlers
 from roost.errors import ClusterError, Finding, Fix
@@ -54,7 +55,7 @@ def connect(address: str | None, namespace: str, attach: bool) -> bool:
         message = f"cannot join the Ray at {wanted}: {reason}" if wanted else f"Ray cannot be started: {reason}"
         raise ClusterError([Finding("R108", message)]) from error
     if wanted in (None, "local"):
-        guard_embedded_ray(ray._private.worker._global_node.get_session_dir_path(), removes_folder=False)
+        guard_embedded_ray(local_node().get_session_dir_path(), removes_folder=False)
     return True
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 
+from roost.cluster.ray_private import local_node
 from roost.cluster.runtime_folder import open_private, runtime_folder
 
 __all__ = ["describe_node", "log_folder", "open_log", "plain_name", "session_folder"]
@@ -27,12 +28,9 @@ def log_folder() -> str:
     Raises:
         ClusterError: There is no Ray here, and the private runtime folder cannot be used (R140).
     """
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        # The path is different under RAY_TMPDIR or --temp-dir, and "session_latest" may be another job's session.
-        node = ray._private.worker._global_node
-        if node is not None:
-            return str(node.get_logs_dir_path())
+    node = local_node()
+    if node is not None:
+        return str(node.get_logs_dir_path())
     folder = os.path.join(runtime_folder(), "logs")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _remove_old(folder)
@@ -45,8 +43,7 @@ def session_folder() -> str:
     Raises:
         ClusterError: See :func:`log_folder`.
     """
-    ray = sys.modules.get("ray")
-    node = ray._private.worker._global_node if ray is not None and ray.is_initialized() else None
+    node = local_node()
     return str(node.get_session_dir_path()) if node is not None else runtime_folder()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 
+from roost.cluster.ray_private import id_of_actor
 from roost.errors import ClusterError, Finding, Fix
 
 __all__ = ["ANSWER_S", "answer_of", "ask_managers", "note_node"]
@@ -18,7 +19,7 @@ _nodes: dict[str, str] = {}  # id of the managers' actor → address of their no
 
 def note_node(managers: ray.actor.ActorHandle, address: str) -> None:
     """Remember the node of some managers, which their handle does not tell."""
-    _nodes[managers._actor_id.hex()] = address
+    _nodes[id_of_actor(managers)] = address
 
 
 def ask_managers(
@@ -61,11 +62,11 @@ def _gone(managers: ray.actor.ActorHandle, method: str, error: Exception) -> Fin
         rule="workers that run go on, but nothing can be launched or reserved, and Ray may give their accelerators away",
         fixes=(
             Fix("save what is needed, then start the job again", "cluster.close(), then Cluster(…)"),
-            Fix("see why they ended", f"ray logs actor --id {managers._actor_id.hex()}"),
+            Fix("see why they ended", f"ray logs actor --id {id_of_actor(managers)}"),
         ),
     )
 
 
 def _where(managers: ray.actor.ActorHandle) -> str:
-    address = _nodes.get(managers._actor_id.hex())
+    address = _nodes.get(id_of_actor(managers))
     return f"node 0 ({address})" if address else "node 0"

@@ -16,6 +16,7 @@ from roost.cluster.guards import guard_actor
 from roost.cluster.manager_calls import ask_managers, note_node
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ports import lease_ports
+from roost.cluster.ray_private import dead_drivers
 from roost.cluster.reserve import Ledger, asking_ray
 from roost.errors import ClusterError, Finding, Fix, RoostError
 from roost.topology import NodeGroup, Topology
@@ -171,10 +172,8 @@ class _Managers:
 
 def _dead_jobs() -> set[str]:
     """Ray's ids of the drivers that are gone."""
-    from ray._private.state import jobs
-
     with asking_ray:
-        return {str(job["JobID"]) for job in jobs() if job["IsDead"]}
+        return dead_drivers()
 
 
 def start_managers(

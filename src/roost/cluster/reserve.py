@@ -31,6 +31,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
+from roost.cluster.ray_private import free_resources_of_nodes, placement_group_of
 from roost.cluster.turn import reservation_turn
 from roost.errors import Finding, Fix, ReservationError
 
@@ -307,22 +308,17 @@ def remove_holds(owner: str) -> None:
 
     Ray keeps the placement groups of an actor until the actor and its whole driver are gone.
     """
-    from ray._raylet import PlacementGroupID
-
     with asking_ray:
         table = placement_group_table()
     for key, entry in table.items():
         if entry["name"].startswith(f"{_HOLD}:{owner}:") and entry["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(key))))
+            remove_placement_group(placement_group_of(key))
 
 
 def free_resources() -> dict[str, dict[str, float]]:
     """Free resources by Ray's node id."""
-    from ray._private.state import available_resources_per_node
-
     with asking_ray:
-        found: dict[str, dict[str, float]] = available_resources_per_node()
-    return found
+        return free_resources_of_nodes()
 
 
 def remove_groups(groups: Iterable[PlacementGroup]) -> None:

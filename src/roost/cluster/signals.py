@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-import ray
+from roost.cluster.ray_private import without_sigterm_handler
 
 __all__ = ["keep_signal_handlers"]
 
@@ -33,16 +33,13 @@ def keep_signal_handlers(starts_processes: bool) -> Iterator[None]:
     if not is_ours or threading.current_thread() is not threading.main_thread():
         yield
         return
-    utils = ray._private.utils
-    install = utils.set_sigterm_handler
     sets_variable = not starts_processes and _NO_FAILURE_HANDLER not in os.environ
     if sets_variable:
         os.environ[_NO_FAILURE_HANDLER] = "1"
-    utils.set_sigterm_handler = lambda handler: None
     try:
-        yield
+        with without_sigterm_handler():
+            yield
     finally:
-        utils.set_sigterm_handler = install
         if sets_variable:
             os.environ.pop(_NO_FAILURE_HANDLER, None)
         signal.signal(signal.SIGTERM, handler)

@@ -34,11 +34,12 @@ class PlacementStrategy(ABC):
 
     Attributes:
         node_group_labels: Groups in which resource ranks are counted; empty for the whole cluster.
+        node_groups: Those groups, where the job file declares them.
     """
 
     def __init__(self, node_group: str | Sequence[str] | None = None) -> None:
         self.node_group_labels = _labels(node_group)
-        self._groups: tuple[NodeGroup, ...] = ()
+        self.node_groups: tuple[NodeGroup, ...] = ()
         self._counted: Resources | None = None
 
     @abstractmethod
@@ -54,7 +55,7 @@ class PlacementStrategy(ABC):
         topology = Topology.of(cluster)
         if self._counted is not None and self._counted.topology is topology and self._counted.as_nodes == as_nodes:
             return self._counted
-        missing = [group for group in self._groups if not topology.has_group(group.label)]
+        missing = [group for group in self.node_groups if not topology.has_group(group.label)]
         return Resources(topology.adding(missing) if missing else topology, self.node_group_labels, as_nodes)
 
     def _remembering(self, resources: Resources) -> PlacementStrategy:
@@ -62,7 +63,7 @@ class PlacementStrategy(ABC):
 
         Counting them again for every component would cost a job of n components on n nodes n² steps.
         """
-        self._groups = tuple(resources.topology.group(label) for label in self.node_group_labels)
+        self.node_groups = tuple(resources.topology.group(label) for label in self.node_group_labels)
         self._counted = resources
         return self
 

@@ -22,7 +22,6 @@ from roost.plan.occupancy import Occupancy
 from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
 from roost.source import Tree, as_tree
 from roost.topology import Topology
-from roost.views import draw
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
 
@@ -286,8 +285,10 @@ class Plan:
         return {component.name: component for component in self.components}
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the picture, drawn by whoever draws plans (see ``roost.views``)."""
-        return draw("plan", self)
+        """Return the picture that a notebook shows."""
+        import roost  # the package's front knows the reports, which stand above this room
+
+        return roost.draw_image(self)
 
     # Judgement and keeping -----------------------------------------------------------------
 

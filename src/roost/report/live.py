@@ -9,6 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from roost.errors import counted
+from roost.plan.states import STATES, AcceleratorStatus, GroupStatus, JobStatus, NodeStatus, RankStatus
 from roost.report.columns import align
 from roost.report.letters import COLOURS, component_letters
 from roost.report.live_parts import (
@@ -26,7 +27,6 @@ from roost.report.live_parts import (
     worst_first,
 )
 from roost.report.rows import fold
-from roost.report.states import STATES, AcceleratorStatus, GroupStatus, JobStatus, NodeStatus, RankStatus
 
 __all__ = ["draw_jobs"]
 

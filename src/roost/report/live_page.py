@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from roost.errors import counted
+from roost.plan.states import STATES, AcceleratorStatus, JobStatus, NodeStatus
 from roost.report.letters import component_letters
 from roost.report.live_parts import (
     MARKS,
@@ -22,7 +23,6 @@ from roost.report.live_parts import (
     worst_first,
 )
 from roost.report.palette import paint_of
-from roost.report.states import STATES, AcceleratorStatus, JobStatus, NodeStatus
 
 __all__ = ["draw_status_page"]
 

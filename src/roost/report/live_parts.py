@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roost.errors import printable
+from roost.plan.states import STATES, AcceleratorStatus, JobStatus, RankStatus
 from roost.ranks import format_ranks
-from roost.report.states import STATES, AcceleratorStatus, JobStatus, RankStatus
 
 __all__ = [
     "MARKS",

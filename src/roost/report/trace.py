@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from roost.errors import counted
-from roost.report.states import Call, RankTimeline
+from roost.plan.states import Call, RankTimeline
 
 __all__ = ["trace_events"]
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from roost.engines.client import EngineClient
+from roost.engines.handles import EngineHandle, ExternalEngine
+from roost.engines.pulses import Pulses
 from roost.errors import ClusterError, Finding, RoostError
-from roost.rl.client import EngineClient
-from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import HubLink
-from roost.rl.pulses import Pulses
 
 __all__ = ["Fleet"]
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from roost.data.samples import Sample, SampleGroup
+from roost.engines.engine import EngineOutput
+from roost.engines.requests import make_requests
 from roost.errors import GenerationError
-from roost.rl.engine import EngineOutput
 from roost.rl.fleet import Fleet
 from roost.rl.hub import LockClient
-from roost.rl.requests import make_requests
-from roost.rl.samples import Sample, SampleGroup
 
 __all__ = ["Generator"]
 

@@ -24,6 +24,10 @@ import ray
 
 from roost.cluster.log_files import plain_name, session_folder
 from roost.cluster.runtime_folder import private_folder
+from roost.data.buffer import DataBuffer
+from roost.data.journaled_buffer import JournaledBuffer
+from roost.data.lock import HeldLock, Kind, LeaseLock
+from roost.engines.router import Router
 from roost.errors import (
     CallTimeoutError,
     ClusterError,
@@ -34,10 +38,6 @@ from roost.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from roost.rl.buffer import DataBuffer
-from roost.rl.journaled import JournaledBuffer
-from roost.rl.lock import HeldLock, Kind, LeaseLock
-from roost.rl.router import Router
 from roost.worker import GroupResult, Worker, WorkerGroup
 from roost.worker.results import LaneResult
 
@@ -186,8 +186,8 @@ class HubLink:
         """Connect to the hub that has the name now; return whether it is another one."""
         if self.group is dead:
             try:
-                found = WorkerGroup.attach(dead.name, dead._cluster)
-                if found._handles[0]._actor_id == dead._handles[0]._actor_id:
+                found = WorkerGroup.attach(dead.name, dead.cluster)
+                if found.actor_id(0) == dead.actor_id(0):
                     return False
                 self.connect(found)
             except (ClusterError, WorkerError):
@@ -226,7 +226,7 @@ class HubLink:
 
 def _hub_died(hub: WorkerGroup, error: WorkerDiedError) -> RolloutError:
     node_rank = hub.node_rank_of(0)
-    where = f"node {node_rank} ({hub._cluster.get_node_ip(node_rank)})"
+    where = f"node {node_rank} ({hub.cluster.get_node_ip(node_rank)})"
     message = f"the hub {hub.name!r}, which has the buffer, the lock and the router, has died on {where}"
     fixes = (
         Fix("start it again, with what was in the buffer", "rollout.recover()  in the process of the RolloutManager"),

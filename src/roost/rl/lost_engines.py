@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from roost.cluster import Cluster
 from roost.cluster.losses import NEW_CLUSTER, LostNode
+from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.errors import Finding, Fix, RolloutError
-from roost.rl.handles import EngineHandle, ExternalEngine
 
 __all__ = ["check_nodes_of", "none_alive"]
 

@@ -11,6 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from roost.cluster import Cluster
+from roost.data.samples import SampleGroup
+from roost.engines.engine import Engine
+from roost.engines.handles import EngineHandle, ExternalEngine
+from roost.engines.keys import make_key
+from roost.engines.starting import EngineStarter
 from roost.errors import (
     CallTimeoutError,
     ClusterError,
@@ -22,22 +27,17 @@ from roost.errors import (
     counted,
 )
 from roost.plan import ComponentPlan, Plan
-from roost.rl.deadline import Deadline
-from roost.rl.engine import Engine
 from roost.rl.fleet import Fleet
 from roost.rl.generating import Generator
-from roost.rl.handles import EngineHandle, ExternalEngine
 from roost.rl.hub import BufferClient, LockClient
 from roost.rl.hub_starting import HubStarter
-from roost.rl.keys import make_key
 from roost.rl.lost_engines import check_nodes_of, none_alive
-from roost.rl.samples import SampleGroup
-from roost.rl.starting import EngineStarter
 from roost.rl.train import TrainGroup
-from roost.rl.weights.folder import WeightsFolder
-from roost.rl.weights.sync import PAUSES, SyncReport, WeightSync
+from roost.weights.folder import WeightsFolder
+from roost.weights.sync import PAUSES, SyncReport, WeightSync
 from roost.worker import WorkerGroup
-from roost.worker.group import end_workers
+from roost.worker.deadline import Deadline
+from roost.worker.group import kill_workers_of
 
 __all__ = ["RolloutManager"]
 
@@ -451,9 +451,7 @@ class RolloutManager:
     def _end_processes(self) -> None:
         """End the processes of all groups at once: one that hangs is waited for, and it is waited for together."""
         if self._cluster.is_open:
-            bound = [group for group in self._groups if group.binding is not None]
-            attestations = [found for group in bound if group.binding for found in group.binding.attestations]
-            end_workers([handle for group in bound for handle in group._handles], attestations)
+            kill_workers_of({group: range(group.world_size) for group in self._groups if group.binding is not None})
 
     def _stop_engines(self, deadline: Deadline) -> None:
         """Lets engines end by themselves; those that do not in time end with their processes."""

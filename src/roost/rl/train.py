@@ -16,18 +16,18 @@ import torch.distributed as dist
 from roost.cluster import Cluster
 from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
-from roost.rl.memory import HostCopies, device_storages
 from roost.rl.train_state import load_trainer, save_trainer
-from roost.rl.weights.buffers import dtype_name
-from roost.rl.weights.channels import Channel, WeightDescription
-from roost.rl.weights.ends import WeightSender
-from roost.rl.weights.flags import Flags, FlagsAddress
-from roost.rl.weights.shard_files import FileShard
+from roost.weights.buffers import dtype_name
+from roost.weights.channels import Channel, WeightDescription
+from roost.weights.endpoints import WeightSender
+from roost.weights.flags import Flags, FlagsAddress
+from roost.weights.host_copies import HostCopies, device_storages
+from roost.weights.shard_files import FileShard
 from roost.worker import GroupRequest, Worker, WorkerGroup
 
 if TYPE_CHECKING:
     from roost.rl.rollout import RolloutManager
-    from roost.rl.weights.sync import SyncReport
+    from roost.weights.sync import SyncReport
 
 __all__ = ["TrainGroup", "TrainWorker"]
 
@@ -177,7 +177,7 @@ class TrainWorker(Worker):
             self._host_copies = HostCopies()
         return self._host_copies
 
-    # Weight sync: called by roost.rl.weights.sync -----------------------------------------------
+    # Weight sync: called by roost.weights.sync -----------------------------------------------
 
     def describe_weights(self) -> WeightDescription:
         """The tensors of this rank, for the other side to compare with."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roost.testing.local import LocalRay, local_ray
+from roost.cluster.local_ray import LocalRay, local_ray
 
 __all__ = ["pytest_addoption", "ray_cluster"]
 

@@ -14,13 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.cluster import Cluster
 from roost.cluster.losses import LostNode
 from roost.cluster.manager_calls import ask_managers
+from roost.cluster.ray_private import id_of_actor
 from roost.errors import CallTimeoutError, ClusterError, Finding, PlacementError, WorkerError
 from roost.worker.binding import Attestation, Binding
 from roost.worker.lane import LaneClient
 from roost.worker.processes import kill_if_same
 from roost.worker.results import GroupResult, LaneResult, failure_of
 
-__all__ = ["PerRank", "WorkerGroup", "end_workers"]
+__all__ = ["PerRank", "WorkerGroup", "end_workers", "kill_workers_of"]
 
 ANSWER_S = 1.0
 """Seconds that a worker has to answer before it is ended; the process of one that does not is killed directly."""
@@ -32,6 +33,7 @@ class WorkerGroup:
     Attributes:
         name: Its name in the job.
         world_size: Number of workers.
+        cluster: The cluster that they run on.
         binding: Where they really are; ``None`` where this process attached to the group.
     """
 
@@ -51,7 +53,7 @@ class WorkerGroup:
         self.name = name
         self.world_size = len(handles)
         self.binding = binding
-        self._cluster = cluster
+        self.cluster = cluster
         self._handles = list(handles)
         self._node_ranks = list(node_ranks)
         self._methods = frozenset(methods)
@@ -188,9 +190,7 @@ class WorkerGroup:
         if wrong or not ranks:
             message = f"{self.name} has ranks 0-{self.world_size - 1}, and no {wrong or 'ranks were given'}"
             raise PlacementError([Finding("P206", message)])
-        part = WorkerGroup(
-            self._cluster, self.name, self._handles, self._node_ranks, tuple(self._methods), self.binding
-        )
+        part = WorkerGroup(self.cluster, self.name, self._handles, self._node_ranks, tuple(self._methods), self.binding)
         part._chosen = tuple(ranks)
         part._sent, part._lanes = self._sent, self._lanes
         part._in_order, part._last = self._in_order, self._last
@@ -242,35 +242,43 @@ class WorkerGroup:
         """The node that a rank is on."""
         return self._node_ranks[rank]
 
+    def actor_id(self, rank: int) -> str:
+        """Return Ray's id of the actor of a rank."""
+        return id_of_actor(self._handles[rank])
+
     def _check_open(self) -> None:
-        self._cluster.check_open()
+        self.cluster.check_open()
 
     def _lost_nodes(self, node_ranks: Sequence[int]) -> list[LostNode]:
         """Those of some nodes that are gone; none if Ray cannot say."""
         try:
-            return self._cluster.lost_nodes(node_ranks)
+            return self.cluster.lost_nodes(node_ranks)
         except ray.exceptions.RayError:
             return []
 
     # Ending --------------------------------------------------------------------------------
+
+    def kill_workers(self, ranks: Iterable[int] | None = None) -> None:
+        """Kill the processes of some ranks, by default of all, and wait until their names are free again."""
+        kill_workers_of({self: range(self.world_size) if ranks is None else ranks})
 
     def close(self) -> None:
         """Ends every worker and its children, and gives back what the group held.
 
         A group that this process attached to, or chose ranks of, is left alone: it is another's.
         """
-        if not self._is_open or self not in self._cluster._groups:
+        if not self._is_open or self not in self.cluster.groups:
             return
         self._is_open = False
-        if not self._cluster.is_open:  # Ray has ended the workers
-            self._cluster._groups.remove(self)
+        if not self.cluster.is_open:  # Ray has ended the workers
+            self.cluster.groups.remove(self)
             return
-        end_workers(self._handles, self.binding.attestations if self.binding is not None else ())
+        self.kill_workers()
         with contextlib.suppress(ClusterError):
-            ask_managers(self._cluster.managers, "remove_group", self.name)
+            ask_managers(self.cluster.managers, "remove_group", self.name)
         if self.binding is not None and self.binding.reservation:
-            self._cluster.release(self.binding.reservation)
-        self._cluster._groups.remove(self)
+            self.cluster.release(self.binding.reservation)
+        self.cluster.groups.remove(self)
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -300,26 +308,34 @@ def _for_rank(value: Any, index: int, count: int) -> Any:
     return value.values[index]
 
 
-def end_workers(handles: Sequence[ray.actor.ActorHandle], attestations: Sequence[Attestation] = ()) -> None:
+def kill_workers_of(groups: Mapping[WorkerGroup, Iterable[int]]) -> None:
+    """Kill the processes of ranks of several groups at once: those that hang are waited for together."""
+    workers = []
+    for group, ranks in groups.items():
+        found = group.binding.attestations if group.binding is not None else ()
+        workers += [(group._handles[rank], found[rank] if found else None) for rank in ranks]
+    end_workers(workers)
+
+
+def end_workers(workers: Sequence[tuple[ray.actor.ActorHandle, Attestation | None]]) -> None:
     """Kill actors, and wait until their names are free again.
 
     Args:
-        handles: The actors.
-        attestations: What they found at their start. Processes of actors that do not answer are killed by it:
-            Ray asks a process to end by itself, which one that is stopped does not do (Ray 2.47 leaves it for ever,
-            Ray 2.60 for five seconds).
+        workers: The actors, and what they attested at their start. An actor that does not answer within a second is
+            killed through its process id: Ray asks a process to end by itself, which a stopped process cannot do
+            (Ray 2.47 leaves it for ever, Ray 2.60 for five seconds).
     """
     if not ray.is_initialized():  # they ended with the connection
         return
-    asked = [handle.state.remote() for handle, _ in zip(handles, attestations, strict=False)]
-    answered = set(ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S)[0]) if asked else set()
-    hung = [found for ref, found in zip(asked, attestations, strict=False) if ref not in answered]
-    for handle in handles:
+    asked = {handle.state.remote(): found for handle, found in workers if found is not None}
+    answered = set(ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)[0]) if asked else set()
+    hung = [found for ref, found in asked.items() if ref not in answered]
+    for handle, _ in workers:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(handle)
     killing = _kill_processes(hung)
     deadline = time.monotonic() + 10.0
-    pending = [handle.state.remote() for handle in handles] + killing
+    pending = [handle.state.remote() for handle, _ in workers] + killing
     while pending and time.monotonic() < deadline:
         _, pending = ray.wait(pending, num_returns=len(pending), timeout=0.2)
 

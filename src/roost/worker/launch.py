@@ -145,7 +145,7 @@ class _Launch:
         except BaseException:
             self._undo()
             raise
-        self.cluster._groups.append(group)
+        self.cluster.groups.append(group)
         return group
 
     def _check_plan(self) -> None:
@@ -351,7 +351,7 @@ class _Launch:
     def _undo(self) -> None:
         if not self.cluster.is_open:  # everything ended with the connection
             return
-        end_workers(self.handles)
+        end_workers([(handle, None) for handle in self.handles])
         with contextlib.suppress(ClusterError):
             ask_managers(self.cluster.managers, "remove_group", self.name)
         if self.token:
@@ -372,7 +372,7 @@ def _plan_of_one(cluster: Cluster, strategy: PlacementStrategy | None, name: str
     if strategy is None:
         total = cluster.num_accelerators
         strategy = PackedPlacementStrategy(0, total - 1) if total else NodePlacementStrategy([0])
-    topology = cluster.topology.adding(strategy._groups)
+    topology = cluster.topology.adding(strategy.node_groups)
     placements = tuple(strategy.get_placement(cluster, isolate))
     if not placements:
         raise LaunchError([Finding("W106", f"{strategy!r} places no process")])

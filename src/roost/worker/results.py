@@ -228,7 +228,7 @@ def _death(group: WorkerGroup, rank: int, what: str, reason: str) -> WorkerDiedE
         rule = "a node that was lost does not come back to a running job, and nothing can be started on it again"
         finding = Finding("W205", message, context=context, rule=rule, fixes=(NEW_CLUSTER,))
         return WorkerDiedError([finding], group.name, rank, node_rank)
-    actor_id = group._handles[rank]._actor_id.hex()
+    actor_id = group.actor_id(rank)
     fixes = (Fix("its log", f"ray logs actor --id {actor_id}  or, on node {node_rank}, the files in {log_folder()}"),)
     message = f"{where} died during {what}: {reason}"
     return WorkerDiedError([Finding("W202", message, fixes=fixes)], group.name, rank, node_rank)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from roost.report.states import Call, RankTimeline
+from roost.plan.states import Call, RankTimeline
 from roost.worker.watch import WatchedJob, WatchedRank, Watcher
 
 __all__ = ["collect_timelines"]

@@ -13,7 +13,7 @@ import ray
 from roost.cluster.managers import MANAGERS
 from roost.cluster.nodes import NodeInfo
 from roost.hardware.accelerators import Usage
-from roost.report.states import AcceleratorStatus, CallError, GroupStatus, JobStatus, NodeStatus, RankStatus
+from roost.plan.states import AcceleratorStatus, CallError, GroupStatus, JobStatus, NodeStatus, RankStatus
 
 __all__ = ["QUESTIONS_PER_NODE", "WatchedRank", "Watcher"]
 

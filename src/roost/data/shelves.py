@@ -1,0 +1,256 @@
+"""The shelves of a buffer: where every group is, without locks and without waiting.
+
+A group is on exactly one of them. :class:`~roost.data.buffer.DataBuffer` draws the picture.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from roost.data.samples import SampleGroup
+from roost.data.wait_queue import some
+from roost.errors import Finding, Fix, RolloutError, counted
+
+__all__ = ["Entry", "Shelves"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A group in the buffer.
+
+    Attributes:
+        group: The group.
+        oldest: The oldest weights that made a token of it.
+        number: Its place in the order of all puts.
+        taker: Who took it last.
+        taken_s: When that was.
+        ticket: The caller's name of that call.
+        packed: What a journal is to write of the group.
+        span: Where a journal has it.
+    """
+
+    group: SampleGroup
+    oldest: int | None = None
+    number: int = -1
+    taker: str = ""
+    taken_s: float = 0.0
+    ticket: str = ""
+    packed: bytes = b""
+    span: tuple[int, int] | None = None
+
+
+class Shelves:
+    """Every group of a buffer, the ids that were used, and totals."""
+
+    def __init__(self, capacity: int, partial_capacity: int, remembered_ids: int) -> None:
+        self.capacity = capacity
+        self.partial_capacity = partial_capacity
+        self.remembered_ids = remembered_ids
+        self.waiting: OrderedDict[str, Entry] = OrderedDict()
+        self.in_flight: dict[str, Entry] = {}
+        self.stale: OrderedDict[str, Entry] = OrderedDict()
+        self.partial: OrderedDict[str, Entry] = OrderedDict()
+        self.partial_out: dict[str, Entry] = {}
+        self.used: OrderedDict[str, None] = OrderedDict()
+        self.totals = dict.fromkeys(("put", "taken", "confirmed", "given_back", "repeated", "stale"), 0)
+        self._next_number = 0
+
+    # Finished groups: each gives None where there is no room, or not enough ----------------
+
+    def add(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
+        """Puts new ones at the end; how many were new. A finished group takes the place of its partial one."""
+        new = [entry for entry in entries if not self._is_finished_here(entry.group.id)]
+        if new and (only_known or len(self.waiting) + len(self.in_flight) + len(new) > self.capacity):
+            return None
+        for entry in new:
+            key = entry.group.id
+            if self.partial.pop(key, None) is None:
+                self.partial_out.pop(key, None)
+        self._append(new, self.waiting)
+        self.totals["put"] += len(new)
+        self.totals["repeated"] += len(entries) - len(new)
+        return len(new)
+
+    def take(self, count: int, who: str, ticket: str = "") -> list[SampleGroup] | None:
+        """Moves the first ones to those in flight."""
+        if len(self.waiting) < count:
+            return None
+        self.totals["taken"] += count
+        return _hand_out(self.waiting, self.in_flight, count, who, ticket)
+
+    def set_aside(self, min_version: int, checked: int) -> int:
+        """Moves what is too old to the stale shelf.
+
+        Args:
+            min_version: Older is too old.
+            checked: Groups up to this number are known to be new enough.
+
+        Returns:
+            The number up to which they are now.
+        """
+        old = []
+        for key, entry in reversed(self.waiting.items()):
+            if entry.number <= checked:
+                break
+            if entry.oldest is not None and entry.oldest < min_version:
+                old.append(key)
+        for key in reversed(old):
+            if len(self.stale) >= self.capacity:
+                message = f"{counted(len(self.stale), 'stale group')} are set aside, and nobody drains them"
+                fix = Fix("take them, to use or to drop", "buffer.drain_stale()")
+                raise RolloutError([Finding("B111", message, rule="at most as many as the capacity", fixes=(fix,))])
+            self.stale[key] = self.waiting.pop(key)
+            self.totals["stale"] += 1
+        return self._next_number - 1
+
+    def drain_stale(self, ticket: str = "") -> list[SampleGroup]:
+        """Empties the stale shelf."""
+        groups = [entry.group for entry in self.stale.values()]
+        self.stale.clear()
+        return groups
+
+    def confirm(self, keys: Sequence[str]) -> int:
+        """Forgets groups, wherever they are, and remembers their ids."""
+        found = 0
+        for key in keys:
+            if self.in_flight.pop(key, None) is not None:
+                found += 1
+            elif key not in self.used:
+                found += sum([shelf.pop(key, None) is not None for shelf in self._all().values()])
+            self.used[key] = None
+        while len(self.used) > self.remembered_ids:
+            self.used.popitem(last=False)
+        self.totals["confirmed"] += found
+        return found
+
+    def give_back(self, keys: Sequence[str] | None) -> int:
+        """Puts what is out where it was before; ``None``: everything."""
+        if keys is None:
+            keys = [*self.in_flight, *self.partial_out]
+        wrong = [key for key in keys if not any(key in shelf for shelf in self._all().values())]
+        if wrong:
+            used = [key for key in wrong if key in self.used]
+            unknown = [key for key in wrong if key not in self.used]
+            lines = (("confirmed before", used), ("unknown", unknown))
+            context = tuple(f"{what}: {some(which)}" for what, which in lines if which)
+            message = f"{counted(len(wrong), 'group')} of {len(keys)} cannot be given back: not here"
+            raise RolloutError([Finding("B105", message, context=context)])
+        moved = _to_front([self.in_flight.pop(key) for key in keys if key in self.in_flight], self.waiting)
+        moved += _to_front([self.partial_out.pop(key) for key in keys if key in self.partial_out], self.partial)
+        self.totals["given_back"] += moved
+        return moved
+
+    def undo(self, tickets: Sequence[str]) -> int:
+        """Gives back what calls took whose callers never got it."""
+        wanted = set(tickets) - {""}
+        out = (*self.in_flight.items(), *self.partial_out.items())
+        return self.give_back([key for key, entry in out if entry.ticket in wanted])
+
+    # Partial groups ------------------------------------------------------------------------
+
+    def add_partial(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
+        """Puts new ones, and those that were out, at the end; how many these were."""
+        new = [e for e in entries if e.group.id not in self.partial and not self._is_finished_here(e.group.id)]
+        more = sum([entry.group.id not in self.partial_out for entry in new])
+        if more and (only_known or len(self.partial) + len(self.partial_out) + more > self.partial_capacity):
+            return None
+        for entry in new:
+            self.partial_out.pop(entry.group.id, None)
+        self._append(new, self.partial)
+        self.totals["repeated"] += len(entries) - len(new)
+        return len(new)
+
+    def take_partial(self, max_count: int, who: str, ticket: str = "") -> list[SampleGroup]:
+        """Hand out the first ones, and keep copies: whoever goes on with them writes into their samples."""
+        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who, ticket)
+        for group in groups:
+            self.partial_out[group.id].group = group.copy()
+        return groups
+
+    # The whole -----------------------------------------------------------------------------
+
+    def saved(self) -> tuple[dict[str, list[Entry]], list[str], dict[str, int]]:
+        """What a file needs: shelves in order (what is out is in again), used ids, totals."""
+        shelves = {
+            "finished": sorted([*self.in_flight.values(), *self.waiting.values()], key=_number),
+            "partial": sorted([*self.partial_out.values(), *self.partial.values()], key=_number),
+            "stale": list(self.stale.values()),
+        }
+        return shelves, list(self.used), dict(self.totals)
+
+    def restore(self, shelves: dict[str, list[Entry]], used: Iterable[str], totals: dict[str, int], name: str) -> None:
+        """Fills empty shelves with what a file had."""
+        here = [shelf for shelf, count in self.counts().items() if count]
+        if here or self.used:
+            message = f"{name} is loaded into a new buffer; this one has {', '.join(here) or 'used'} groups"
+            raise RolloutError([Finding("B109", message)])
+        limits = (("finished", self.capacity), ("partial", self.partial_capacity), ("stale", self.capacity))
+        problems = [
+            Finding("B109", f"{name} holds {len(shelves[shelf]):,} {shelf} groups; here is room for {limit:,}")
+            for shelf, limit in limits
+            if len(shelves[shelf]) > limit
+        ]
+        if problems:
+            raise RolloutError(problems)
+        self._append(shelves["finished"], self.waiting)
+        self._append(shelves["partial"], self.partial)
+        self._append(shelves["stale"], self.stale)
+        self.used = OrderedDict.fromkeys(list(used)[-self.remembered_ids :])
+        self.totals.update({total: totals.get(total, 0) for total in self.totals})
+
+    def counts(self) -> dict[str, int]:
+        """How many groups each shelf has."""
+        return {name: len(shelf) for name, shelf in self._all().items()}
+
+    def oldest_version(self) -> int | None:
+        """The oldest weights among what waits."""
+        return min((entry.oldest for entry in self.waiting.values() if entry.oldest is not None), default=None)
+
+    def _all(self) -> dict[str, dict[str, Entry]]:
+        return {
+            "waiting": self.waiting, "in_flight": self.in_flight, "stale": self.stale,
+            "partial": self.partial, "partial_out": self.partial_out,
+        }  # fmt: skip
+
+    def _is_finished_here(self, key: str) -> bool:
+        return key in self.waiting or key in self.in_flight or key in self.used or key in self.stale
+
+    def _append(self, entries: list[Entry], shelf: OrderedDict[str, Entry]) -> None:
+        for number, entry in enumerate(entries, self._next_number):
+            entry.number = number
+            shelf[entry.group.id] = entry
+        self._next_number += len(entries)
+
+
+def _number(entry: Entry) -> int:
+    return entry.number
+
+
+def _hand_out(
+    shelf: OrderedDict[str, Entry], out: dict[str, Entry], count: int, who: str, ticket: str
+) -> list[SampleGroup]:
+    now_s = time.monotonic()
+    groups = []
+    for _ in range(count):
+        key, entry = shelf.popitem(last=False)
+        entry.taker, entry.taken_s, entry.ticket = who, now_s, ticket
+        out[key] = entry
+        groups.append(entry.group)
+    return groups
+
+
+def _to_front(entries: list[Entry], shelf: OrderedDict[str, Entry]) -> int:
+    """Puts entries where they were in the order of puts, which is in front of most others."""
+    if not entries:
+        return 0
+    last = max(entries, key=_number).number
+    merged = list(entries)
+    while shelf and next(iter(shelf.values())).number < last:
+        merged.append(shelf.popitem(last=False)[1])
+    for entry in sorted(merged, key=_number, reverse=True):
+        shelf[entry.group.id] = entry
+        shelf.move_to_end(entry.group.id, last=False)
+    return len(entries)

@@ -1,0 +1,253 @@
+"""The worker that an engine's member lives in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import torch
+
+from roost.cluster import lease_ports
+from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake
+from roost.errors import Finding, Fix, RolloutError, printable
+from roost.weights.borrowed import Lender
+from roost.weights.buffers import StagedTensors
+from roost.weights.channels import Channel, WeightDescription
+from roost.weights.endpoints import WeightReceiver
+from roost.weights.flags import GO, STOP, Flags, FlagsAddress
+from roost.weights.ipc import visible_uuids
+from roost.worker import Worker
+
+__all__ = ["EngineWorker", "MemberPorts"]
+
+INIT_PORTS = 30
+"""Consecutive ports for distributed init, besides one per data-parallel rank."""
+ATTENTION_PORTS = 4
+"""Further ones for data-parallel attention, besides one per data-parallel rank."""
+END_S = 0.2
+"""How often is looked whether the engine has ended."""
+
+
+@dataclass(frozen=True)
+class MemberPorts:
+    """What a member leased on its own node.
+
+    Attributes:
+        host: Address of that node, as measured there.
+        server_port: For its HTTP server.
+        nccl_port: For its collectives.
+        first_port: First of the consecutive ports.
+        num_ports: How many of those.
+    """
+
+    host: str
+    server_port: int
+    nccl_port: int
+    first_port: int
+    num_ports: int
+
+
+class EngineWorker(Worker):
+    """Hosts one member of an engine. The verbs are the engine's own; see :class:`roost.Engine`."""
+
+    def __init__(self, factory: Callable[[], Engine]) -> None:
+        self._factory = factory
+        self._engine: Engine | None = None
+        self._receiver: WeightReceiver | None = None
+        self._intake: WeightIntake | None = None
+        self._lender: Lender | None = None
+        self._flags: Flags | None = None
+        self._slot = 0
+        self._received = 0
+        self._whole = (StagedTensors(), StagedTensors())
+        self._leases: list[Any] = []
+        self._url = ""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, once it was started."""
+        if self._engine is None:
+            raise RuntimeError("the engine was not started")
+        return self._engine
+
+    # Starting and ending -------------------------------------------------------------------
+
+    def lease(self, dp_size: int, dp_attention: bool) -> MemberPorts:
+        """Leases the ports of this member on its node, for as long as it lives."""
+        count = INIT_PORTS + dp_size + ((ATTENTION_PORTS + dp_size) if dp_attention else 0)
+        server, nccl, run = lease_ports(1), lease_ports(1), lease_ports(count)
+        self._leases = [server, nccl, run]
+        host = str(ray.util.get_node_ip_address())
+        return MemberPorts(host, server.port, nccl.port, run.port, count)
+
+    def start_engine(self, place: EnginePlace) -> str:
+        """Starts the engine; returns its URL, empty for members that serve nothing."""
+        self._engine = self._factory()
+        has_device = self.local_accelerator_rank >= 0 and torch.cuda.is_available()
+        place = replace(place, device="cuda:0" if has_device else "cpu")
+        try:
+            self._url = self._engine.start(place)
+        except torch.cuda.OutOfMemoryError as error:
+            share = f"gpu_share: {min(1.0, place.gpu_share + 0.2):.1f}"
+            fixes = (Fix("give it more of each GPU, or a smaller model", share),)
+            message = f"it ran out of memory: {error}"
+            raise RolloutError([Finding("E202", message, context=(place.share_text(),), fixes=fixes)]) from error
+        if type(self._engine).ended is not Engine.ended:
+            threading.Thread(target=self._end_with, args=(self._engine,), name="engine-end", daemon=True).start()
+        return self._url
+
+    def _end_with(self, engine: Engine) -> None:
+        """Ends this process when the engine can never serve again: who looks after it finds it dead."""
+        while not (reason := engine.ended()):
+            time.sleep(END_S)
+        sys.stderr.write(printable(f"the engine has ended: {reason}\n{engine.logs()}\n"))
+        sys.stderr.flush()
+        os._exit(1)
+
+    def status_note(self) -> str:
+        """Where it serves, and which weights."""
+        if self._engine is None:
+            return "no engine yet"
+        return f"{self._url} weights {self._engine.version}".lstrip()
+
+    def health(self) -> str:
+        """Empty where the engine can serve, else what is missing."""
+        return self.engine.health()
+
+    def logs(self) -> str:
+        """The engine's last lines."""
+        return self._engine.logs() if self._engine is not None else ""
+
+    def stop_engine(self) -> None:
+        """Ends the engine; its process goes with the group."""
+        if self._engine is not None:
+            self._engine.stop()
+
+    # Work ----------------------------------------------------------------------------------
+
+    def generate(self, prompts: list[list[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
+        """Generates in this process, past router and server."""
+        return self.engine.generate(prompts, dict(params))
+
+    def pause(self, mode: str) -> None:
+        """Holds generation."""
+        self.engine.pause(mode)
+
+    def resume(self) -> None:
+        """Goes on with it."""
+        self.engine.resume()
+
+    def offload(self) -> None:
+        """Frees the device's memory."""
+        self.engine.offload()
+
+    def onload(self) -> None:
+        """Takes it back."""
+        self.engine.onload()
+
+    # Weights -------------------------------------------------------------------------------
+
+    def describe_weights(self) -> WeightDescription:
+        """The tensors that this member takes."""
+        engine = self.engine
+        return WeightDescription(
+            tuple(engine.shards()),
+            engine.tensor_parallel,
+            gpus=visible_uuids(),
+            broadcast=engine.broadcast,
+            broadcast_sender=engine.broadcast_sender,
+            broadcast_ranks=engine.broadcast_ranks,
+            takes_pieces=engine.takes_pieces,
+        )
+
+    def open_receiver(
+        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, timeout_s: float
+    ) -> None:
+        """Joins the channels that this member reads."""
+        self.close_receiver()
+        host = str(ray.util.get_node_ip_address())
+        self._intake = self.engine.intake(channels, addresses, rank, host, timeout_s)
+        if self._intake is None:
+            self._receiver = WeightReceiver(channels, addresses, rank, host, timeout_s)
+            if self.engine.aliases_weights:
+                self._lender = self._receiver.lender()
+
+    def receive_weights(self, version: int) -> None:
+        """Waits for a version. It is staged: what the engine serves does not change."""
+        receiver = self._intake or self._receiver
+        if receiver is None:
+            raise RuntimeError("this member has no channels")
+        receiver.receive(version)
+        self._received = version
+
+    def commit_weights(self, version: int, pause: str) -> int:
+        """Puts what was staged to use, between two steps of the engine; returns the version."""
+        if self._receiver is None and self._intake is None:
+            raise RuntimeError("this member has no channels")
+        if self.engine.version == version and self._lender is None:  # sent once more, because another engine died
+            return version
+        if pause != "keep":
+            self.engine.pause(pause)
+        try:
+            if self._intake is not None:
+                if self._received != version:
+                    self._intake.receive(version)
+                self._intake.commit(version)
+            elif self._receiver is not None:
+                named = self._named(self._receiver.staged())
+                if self._lender is not None:
+                    self.engine.alias_weights(named, version, self._lender)
+                else:
+                    self.engine.load_weights(named, version)
+        finally:
+            if pause != "keep":
+                self.engine.resume()
+        return self.engine.version
+
+    def open_flags(self, address: FlagsAddress, slot: int) -> bool:
+        """Has :meth:`commit_when_ready` wait by flags, where they can be reached; returns whether."""
+        self._flags, self._slot = Flags.open(address), slot
+        return self._flags is not None
+
+    def commit_when_ready(self, version: int, pause: str, senders: Sequence[int], timeout_s: float) -> int:
+        """As :meth:`commit_weights`, once all senders have written and the word is given; both are said by flags."""
+        flags = self._flags
+        if flags is None:
+            raise RuntimeError("this member has no flags")
+        if flags.wait(
+            lambda: flags.get(GO) == version and flags.all_say(senders, version) and flags.get(STOP) != version,
+            timeout_s,
+            lambda: flags.get(STOP) == version,
+        ):
+            self.commit_weights(version, pause)
+            flags.set(self._slot, version)
+        return self.engine.version
+
+    def _named(self, staged: StagedTensors) -> StagedTensors:
+        """What was staged, and tensors of no elements: nothing of those travels, and the engine wants them too."""
+        if self._whole[0] is not staged:
+            described = self.engine.describe_weights().items()
+            empty = {
+                name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in described if 0 in shape
+            }
+            self._whole = (staged, StagedTensors({**staged, **empty}))
+        return self._whole[1]
+
+    def close_receiver(self) -> None:
+        """Leaves the channels."""
+        ends = [end for end in (self._intake, self._receiver, self._flags) if end is not None]
+        try:
+            if self._receiver is not None:
+                self.engine.forget_sources()
+        finally:
+            self._lender, self._whole = None, (StagedTensors(), StagedTensors())
+            self._intake = self._receiver = self._flags = None
+            self._received = 0
+            for end in ends:
+                end.close()

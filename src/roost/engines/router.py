@@ -1,0 +1,307 @@
+"""The router in front of the engines: sglang-router as a child process.
+
+What it was seen to do (version 0.3.2):
+
+* It opens two ports, its own and one for Prometheus; with the default of the latter a second router on a
+  machine does not start. Both are leased here. It binds beside the sockets that hold the leases.
+* With an API key it answers 401 to requests without it, for everything that generates, or lists or changes its
+  workers. Open remain ``/liveness``, ``/readiness``, ``/health``, ``/health_generate``, ``/v1/models``,
+  ``/get_server_info`` (counts), ``/engine_metrics`` (the workers' ``/metrics``), ``/get_model_info`` (passed on with
+  the caller's header, so workers refuse it) and the port for Prometheus, which names its workers.
+* It presents a worker's own key to that worker, and the header of its client to workers that have none.
+* Workers are added and removed in the background (202); those that cannot be reached fail after
+  ``worker_startup_s``. A removed worker finishes what it has.
+* An engine that dies in the middle of a request: the request is sent to others, up to ``retries`` times in
+  all; if the last of these fails too, the answer is a 500. The dead engine is still tried until three health
+  checks have failed. It comes back by itself two good health checks after its URL answers again.
+* No engine that could take a request: a 503 after the retries.
+* It reads requests and writes them anew: fields that it does not know are lost, among them ``seed`` in
+  the sampling parameters; ``sampling_seed`` (64 bits, not negative) gets through. Temperatures are rounded
+  to 32 bits. Answers are passed on as they are.
+* A client that hangs up: so does the router, and the engine drops the request.
+* SIGTERM: it finishes what it has, within its grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from roost.cluster.ports import PortLease, lease_ports
+from roost.engines import router_process
+from roost.engines.engine import url_of
+from roost.engines.keys import VARIABLE, headers_of, make_key
+from roost.engines.server_process import LOG_LINES, ServerProcess, opener
+from roost.errors import Finding, Fix, RolloutError, did_you_mean
+
+__all__ = ["RoutedWorker", "Router"]
+
+POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
+PERIOD_S = 0.05
+NOTICE_S = 2.0
+"""Seconds after which the end of the router's process has been noticed for certain."""
+NO_KEY = "none"
+"""Presented to engines that have no key, which would be shown the router's otherwise."""
+
+
+@dataclass(frozen=True)
+class RoutedWorker:
+    """An engine as the router sees it.
+
+    Attributes:
+        id: The router's name for it.
+        url: Its base URL.
+        is_healthy: Whether its last health checks went well.
+        load: Requests that it has.
+    """
+
+    id: str
+    url: str
+    is_healthy: bool
+    load: int
+
+
+class Router:
+    """Balances requests over engines.
+
+    Args:
+        host: The address to bind, which engines' clients use.
+        policy: How engines are chosen.
+        request_timeout_s: How long a request may take.
+        worker_startup_s: How long :meth:`add` waits for an engine that does not answer yet.
+        health_period_s: Seconds between two health checks.
+        retries: How often a request is tried in all.
+        log_level: ``debug``, ``info``, ``warn`` or ``error``.
+        options: More options of sglang-router, such as ``["--cache-threshold", "0.5"]``.
+        key: What requests to it must present; empty: a new one is made.
+
+    Attributes:
+        key: What requests to it must present.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        policy: str = "round_robin",
+        *,
+        request_timeout_s: int = 1800,
+        worker_startup_s: int = 60,
+        health_period_s: int = 2,
+        retries: int = 5,
+        log_level: str = "warn",
+        options: Sequence[str] = (),
+        key: str = "",
+    ) -> None:
+        if policy not in POLICIES:
+            near = did_you_mean(policy, POLICIES)
+            fixes = (Fix("did you mean", f"policy={near!r}"),) if near else ()
+            rule = f"policies: {', '.join(POLICIES)}"
+            raise RolloutError([Finding("E106", f"the router has no policy {policy!r}", rule=rule, fixes=fixes)])
+        self.key = key or make_key()
+        self._host = host
+        self._startup_s = worker_startup_s
+        self._options = [
+            "--policy", policy,
+            "--request-timeout-secs", str(request_timeout_s),
+            "--worker-startup-timeout-secs", str(worker_startup_s),
+            "--worker-startup-check-interval", "1",
+            "--health-check-interval-secs", str(health_period_s),
+            "--retry-max-retries", str(retries),
+            "--retry-max-backoff-ms", "2000",
+            # Health checks find out who is gone. A circuit would stay open for a minute after an engine is back.
+            "--disable-circuit-breaker",
+            "--max-concurrent-requests", "-1",
+            "--shutdown-grace-period-secs", "1",
+            "--log-level", log_level,
+            *options,
+        ]  # fmt: skip
+        self._lease: PortLease | None = None
+        self._child: ServerProcess | None = None
+        self._changing = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """Its base URL; empty before :meth:`start` and after :meth:`stop`."""
+        return url_of(self._host, self._lease.port) if self._lease is not None else ""
+
+    def start(self, timeout_s: float = 60.0) -> str:
+        """Starts it, waits until it answers, and returns its base URL; one that has ended gets its ports again.
+
+        Raises:
+            RolloutError: Where it ends, or does not answer in time; with its last lines (E106).
+        """
+        if self.is_alive():
+            return self.url
+        if self._child is not None:
+            self._child.stop()
+        if self._lease is None:
+            self._lease = lease_ports(2)
+        command = [
+            sys.executable, str(router_process.__file__),
+            "--host", self._host, "--port", str(self._lease.port),
+            # It asks for no key and cannot be switched off: it is for users of this machine only.
+            "--prometheus-host", "127.0.0.1", "--prometheus-port", str(self._lease.port + 1),
+            *self._options,
+        ]  # fmt: skip
+        self._child = ServerProcess(command, env={VARIABLE: self.key}, name="the router", log_name="router")
+        self._child.start()
+        try:
+            self._wait(self._answers, timeout_s, "E106", "the router did not answer")
+        except BaseException:
+            self.stop()
+            raise
+        return self.url
+
+    def stop(self) -> None:
+        """Ends it and gives its ports back. Safe to call twice."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return self._child is not None and self._child.is_alive()
+
+    def check(self) -> None:
+        """Raise the error of a router whose process has ended, with its last lines (E106)."""
+        if self._child is not None and not self._child.is_alive():
+            raise self._ended(Fix("start it again, with all engines that are alive", "rollout.recover()"))
+
+    def _ended(self, *fixes: Fix) -> RolloutError:
+        code = self._child.exit_code if self._child is not None else None
+        message = f"the router at {self.url} does not answer: its process has ended with exit code {code}"
+        return self._error("E106", message, *fixes)
+
+    def logs(self) -> str:
+        """Its last lines."""
+        return self._child.logs() if self._child is not None else ""
+
+    # Workers -------------------------------------------------------------------------------
+
+    def workers(self) -> list[RoutedWorker]:
+        """The engines behind it, by URL."""
+        found = self._ask("GET", "/workers").get("workers", [])
+        rows = [RoutedWorker(row["id"], row["url"], bool(row["is_healthy"]), int(row["load"])) for row in found]
+        return sorted(rows, key=lambda worker: worker.url)
+
+    def add(self, url: str, key: str = "", timeout_s: float | None = None) -> RoutedWorker:
+        """Adds an engine, and returns when it gets requests. One that is there already is left as it is.
+
+        Args:
+            url: The engine's base URL.
+            key: The engine's key, which the router presents with each request; empty: it has none.
+            timeout_s: Seconds to wait until the router has found the engine healthy.
+
+        Raises:
+            RolloutError: Where the engine does not answer in time, with what the router says (E107).
+        """
+        url = url.rstrip("/")
+        with self._changing:
+            known = self._find(url)
+            body = {"url": url, "api_key": key or NO_KEY}
+            worker_id = known.id if known else str(self._ask("POST", "/workers", body).get("worker_id", ""))
+
+        def is_in() -> bool:
+            found = self._find(url)
+            if found is not None:
+                return found.is_healthy
+            status = self._ask("GET", f"/workers/{worker_id}", missing_ok=True).get("job_status") or {}
+            if status.get("status") == "failed":
+                raise self._error("E107", f"the router cannot reach the engine at {url}: {status.get('message')}")
+            return False
+
+        limit_s = self._startup_s + 10.0 if timeout_s is None else timeout_s
+        self._wait(is_in, limit_s, "E107", f"the router did not take the engine at {url}")
+        found = self._find(url)
+        return found or RoutedWorker(worker_id, url, True, 0)
+
+    def remove(self, url: str, timeout_s: float = 30.0) -> None:
+        """Removes an engine, and returns when it gets no more requests; what it has, it finishes.
+
+        One that is not there is as good as removed.
+        """
+        url = url.rstrip("/")
+        with self._changing:
+            known = self._find(url)
+            if known is None:
+                return
+            self._ask("DELETE", f"/workers/{known.id}", missing_ok=True)
+        self._wait(
+            lambda: self._find(url) is None, timeout_s, "E107", f"the router did not let go of the engine at {url}"
+        )
+
+    def _find(self, url: str) -> RoutedWorker | None:
+        return next((worker for worker in self.workers() if worker.url == url), None)
+
+    # Asking it -----------------------------------------------------------------------------
+
+    def _answers(self) -> bool:
+        try:
+            self._ask("GET", "/liveness")
+        except RolloutError:
+            return False
+        return True
+
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, missing_ok: bool = False
+    ) -> dict[str, Any]:
+        if not self.url:
+            raise RolloutError([Finding("E106", "the router is not running")])
+        request = urllib.request.Request(  # noqa: S310
+            self.url + path, method=method, data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **headers_of(self.key)},
+        )  # fmt: skip
+        try:
+            with opener.open(request, timeout=10) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(1000).decode(errors="replace")
+            if error.code == 404 and missing_ok:
+                return {}
+            raise self._error("E107", f"the router answered {method} {path} with {error.code}: {said}") from None
+        except OSError as error:
+            deadline = time.monotonic() + NOTICE_S
+            while self.is_alive() and time.monotonic() < deadline:
+                time.sleep(PERIOD_S)
+            self.check()
+            raise self._error("E106", f"the router at {self.url} does not answer: {error}") from error
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float, code: str, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_done():
+            if not self.is_alive():
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise self._error(code, f"{what} within {timeout_s:g} s")
+            time.sleep(PERIOD_S)
+
+    def _error(self, code: str, message: str, *fixes: Fix) -> RolloutError:
+        lines = tuple(self.logs().splitlines()[-LOG_LINES:])
+        fixes += (self._child.log_fix,) if self._child is not None else ()
+        return RolloutError([Finding(code, message, context=lines, fixes=fixes)])
+
+    def __enter__(self) -> Router:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

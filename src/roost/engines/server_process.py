@@ -1,0 +1,219 @@
+"""Servers that run as child processes: engines that are programs of their own, and the router."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from functools import partial
+from http.client import HTTPException
+from typing import Any
+
+from roost.cluster.log_files import describe_node, open_log
+from roost.cluster.runtime_folder import open_private
+from roost.engines import leash
+from roost.engines.keys import headers_of
+from roost.errors import Finding, Fix, RolloutError, RoostError
+
+__all__ = ["LOG_LINES", "ServerProcess", "ask", "opener"]
+
+LOG_LINES = 30
+"""How many lines of a log an error shows."""
+LOG_BYTES = 64_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerProcess:
+    """A command that runs beside this process, and never outlives it.
+
+    Args:
+        command: The program and its arguments.
+        env: Variables of its environment, besides those of this process; proxies are left out.
+        name: What it is called in errors.
+        log_name: What its log file is called after; default the name.
+
+    Attributes:
+        log_path: Its log, which stays after its end; empty before :meth:`start`. Older lines are in ``LOG_PATH.1``.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        name: str = "server",
+        log_name: str = "",
+    ) -> None:
+        self.command = list(command)
+        self.name = name
+        self.log_path = ""
+        self._log_name = log_name or name
+        self._env = dict(env or {})
+        self._child: subprocess.Popen[bytes] | None = None
+        self._log = -1
+
+    def start(self) -> None:
+        """Starts it; whether it answers is the caller's to find out.
+
+        Raises:
+            RolloutError: Its log cannot be created (E125).
+        """
+        if self._child is not None:
+            return
+        inherited = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
+        try:
+            self.log_path, self._log = open_log(self._log_name)
+        except OSError as error:
+            message = f"the log of {self.name} on {describe_node()} cannot be created: {error}"
+            raise RolloutError([Finding("E125", message)]) from error
+        self._child = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", str(leash.__file__), str(os.getpid()), self.log_path, *self.command],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, env={**inherited, **self._env},
+            start_new_session=True,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Ends it with everything that it started. Safe to call twice."""
+        if self._child is not None:
+            self._child.terminate()
+            try:
+                self._child.wait(leash.GRACE_S + 5)
+            except subprocess.TimeoutExpired:
+                self._child.kill()  # the kernel ends the command with it
+                self._child.wait()
+            self._child = None
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._child is not None and self._child.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with; ``None`` while it runs, and before."""
+        return self._child.poll() if self._child is not None else None
+
+    @property
+    def pid(self) -> int:
+        """The process that holds its leash, and ends it when it is ended itself; 0 where it does not run."""
+        return self._child.pid if self._child is not None else 0
+
+    def logs(self, lines: int = LOG_LINES) -> str:
+        """Its last lines."""
+        if self._log < 0:
+            return ""
+        content = _end_of(self._log)
+        if len(content) < LOG_BYTES:  # the log may have started again a moment ago
+            with contextlib.suppress(OSError, RoostError):
+                older = open_private(self.log_path + ".1", os.O_RDONLY)
+                try:
+                    content = (_end_of(older) + content)[-LOG_BYTES:]
+                finally:
+                    os.close(older)
+        return "\n".join(_COLOUR.sub("", content.decode(errors="replace")).splitlines()[-lines:])
+
+    def described_logs(self, lines: int = LOG_LINES) -> str:
+        """Its last lines, and below them where the whole log is."""
+        return f"{self.logs(lines)}\nthe whole log: {self.log_path} on node {describe_node()}".lstrip()
+
+    @property
+    def log_fix(self) -> Fix:
+        """Where the whole log is, for errors."""
+        return Fix(f"read the whole log, on node {describe_node()}", self.log_path)
+
+
+def _end_of(log: int) -> bytes:
+    return os.pread(log, LOG_BYTES, max(0, os.fstat(log).st_size - LOG_BYTES))
+
+
+def _opener_of(socket_path: str) -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _UnixHandler(socket_path))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, host: str, *, timeout: float, **options: Any) -> None:
+        super().__init__(host, timeout=timeout, **options)
+        self._path = path
+        self._timeout_s = timeout
+
+    def connect(self) -> None:
+        """Connect, and wait where the server has not accepted earlier connections yet.
+
+        A socket with a timeout of Python does not block in the kernel, and then a full backlog is an error at once.
+        """
+        self.sock = socket.socket(socket.AF_UNIX)
+        limit = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.sock.connect(self._path)
+        self.sock.settimeout(self._timeout_s)
+
+
+class _UnixHandler(urllib.request.HTTPHandler):
+    """Sends requests to a Unix socket, whatever their host."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_UnixConnection, self._path), request)
+
+
+def ask(
+    url: str,
+    method: str = "GET",
+    body: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    code: str = "E111",
+    *,
+    key: str = "",
+    socket_path: str = "",
+) -> Any:
+    """What a server answers, read as JSON where it is JSON; proxies are not asked.
+
+    Args:
+        url: What is asked.
+        method: The HTTP method.
+        body: Sent as JSON.
+        timeout_s: Seconds to wait for the connection, and for each part of the answer.
+        code: The code of errors.
+        key: The server's key.
+        socket_path: The Unix socket that the server listens on; empty: the host and port of the URL.
+
+    Raises:
+        RolloutError: Where it does not answer, or refuses; with what it said. E113: it refuses the key.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers_of(key)}
+    try:
+        request = urllib.request.Request(url, method=method, data=data, headers=headers)  # noqa: S310
+        chosen = _opener_of(socket_path) if socket_path else opener
+        with chosen.open(request, timeout=timeout_s) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(2000).decode(errors="replace")
+        if error.code == 401:
+            what = "refuses the key that it was shown" if key else "asks for a key, and none is known"
+            fixes = (Fix("give it", 'RolloutManager(…, external={"http://…": KEY})'),)
+            raise RolloutError([Finding("E113", f"{method} {url} {what}", fixes=fixes)]) from None
+        raise RolloutError([Finding(code, f"{method} {url} answered {error.code}: {said}")]) from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise RolloutError([Finding(code, f"{method} {url} does not answer: {error}")]) from error
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text.decode(errors="replace")

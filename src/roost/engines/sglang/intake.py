@@ -1,0 +1,194 @@
+"""How SGLang's own processes take weights: by its three commands for that.
+
+* From tensors: handles of the trainer's GPU memory, which each of its processes maps and copies from.
+* From a group: its processes are ranks of the trainer's broadcast, and write what comes where it is used.
+* From files: a folder that trainers wrote.
+
+What comes in parts, or through the host's memory, is put together in the engine's worker first.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from roost.engines.engine import EnginePlace, WeightIntake
+from roost.engines.sglang.command import ranks_of
+from roost.errors import RolloutError
+from roost.plan import WeightTransport
+from roost.weights.channels import Channel, Piece
+from roost.weights.files import version_folder
+from roost.weights.ipc import DEVICE, IpcAddress
+
+if TYPE_CHECKING:
+    from roost.engines.sglang.engine import SglangEngine
+
+__all__ = ["FolderIntake", "GroupIntake", "HandleIntake", "buckets_of", "group_name", "make_intake", "payload_of"]
+
+
+def make_intake(
+    engine: SglangEngine,
+    place: EnginePlace,
+    channels: Sequence[Channel],
+    addresses: Mapping[str, Any],
+    rank: int,
+    timeout_s: float,
+) -> WeightIntake | None:
+    """The intake for these channels; ``None`` where the worker must put tensors together."""
+    kinds = {channel.kind for channel in channels}
+    if channels and all(channel.is_direct for channel in channels):
+        return GroupIntake(engine, channels, addresses, rank, timeout_s)
+    if kinds == {WeightTransport.FILE}:
+        return FolderIntake(engine, str(addresses[channels[0].id]))
+    is_whole = all(_is_whole(piece) for channel in channels for piece in channel.pieces)
+    if kinds == {WeightTransport.IPC} and is_whole and place.num_members == 1:
+        return HandleIntake(engine, place, channels, addresses)
+    return None
+
+
+class FolderIntake:
+    """Weights from files that trainers write."""
+
+    def __init__(self, engine: SglangEngine, folder: str) -> None:
+        self._engine = engine
+        self._folder = folder
+
+    def receive(self, version: int) -> None:
+        """Nothing to do: trainers write by themselves."""
+
+    def commit(self, version: int) -> None:
+        """Tells SGLang where the version is."""
+        self._engine.load_folder(str(version_folder(self._folder, version)), version)
+
+    def close(self) -> None:
+        """Nothing is held between versions."""
+
+
+class HandleIntake:
+    """Weights in the memory of a GPU that SGLang's processes see."""
+
+    def __init__(
+        self, engine: SglangEngine, place: EnginePlace, channels: Sequence[Channel], addresses: Mapping[str, Any]
+    ) -> None:
+        self._engine = engine
+        self._count = ranks_of(place)
+        self._arguments: dict[str, tuple[Any, ...]] = {}
+        for channel in channels:
+            there = IpcAddress.from_bytes(addresses[channel.id])
+            for piece, handle in zip(channel.pieces, there.handles, strict=True):
+                # SGLang finds a GPU by its UUID: its index may be another in each of the processes.
+                self._arguments[piece.name] = (*handle[:DEVICE], there.uuid, *handle[DEVICE + 1 :])
+
+    def receive(self, version: int) -> None:
+        """Nothing to do: the trainer's memory is the channel."""
+
+    def commit(self, version: int) -> None:
+        """Have every process of SGLang copy the trainer's tensors.
+
+        All of them in one command, which costs no memory: SGLang maps the tensors, and copies each to its place.
+        """
+        payload = payload_of((name, rebuild_cuda_tensor, arguments) for name, arguments in self._arguments.items())
+        command = ("update_weights_from_tensor", {"serialized_named_tensors": [payload] * self._count})
+        self._engine.update([command], version)
+
+    def close(self) -> None:
+        """SGLang keeps nothing mapped between updates."""
+
+
+class GroupIntake:
+    """Weights by the trainer's broadcast, in which SGLang's processes are ranks of their own."""
+
+    def __init__(
+        self,
+        engine: SglangEngine,
+        channels: Sequence[Channel],
+        addresses: Mapping[str, Any],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._groups: list[tuple[str, Channel]] = []
+        for channel in channels:
+            address = str(addresses[channel.id])
+            host, _, port = address.rpartition(":")
+            name = group_name(channel, address)
+            body = {
+                "master_address": host.strip("[]"),
+                "master_port": int(port),
+                "rank_offset": channel.first_ranks[channel.targets.index(rank)],
+                "world_size": channel.world_size,
+                "group_name": name,
+                "backend": channel.backend,
+            }
+            engine.post("init_weights_update_group", body, timeout_s)
+            self._groups.append((name, channel))
+
+    def receive(self, version: int) -> None:
+        """Nothing is staged: SGLang writes what comes where it is used, when it is told to."""
+
+    def commit(self, version: int) -> None:
+        """Has SGLang receive what the trainer sends meanwhile."""
+        commands = []
+        for name, channel in self._groups:
+            for bucket in buckets_of(channel.pieces, self._engine.bucket_bytes):
+                body = {
+                    "names": [piece.name for piece in bucket],
+                    "dtypes": [piece.dtype for piece in bucket],
+                    "shapes": [list(piece.shape) for piece in bucket],
+                    "group_name": name,
+                }
+                commands.append(("update_weights_from_distributed", body))
+        self._engine.update(commands, version)
+
+    def close(self) -> None:
+        """Leaves the groups, as far as SGLang is alive."""
+        for name, _ in self._groups:
+            try:
+                self._engine.post("destroy_weights_update_group", {"group_name": name}, self._timeout_s)
+            except RolloutError as error:
+                self._engine.log.info("%s", error.findings[0].message)
+        self._groups.clear()
+
+
+def group_name(channel: Channel, address: str) -> str:
+    """What both ends call the group of a channel; another one each time that it is opened."""
+    return f"{channel.id}-{address.rpartition(':')[2]}"
+
+
+def buckets_of(pieces: Sequence[Piece], limit: float) -> list[list[Piece]]:
+    """Runs of pieces of at most so many bytes, or a single one."""
+    buckets: list[list[Piece]] = []
+    left = 0.0
+    for piece in pieces:
+        if not buckets or piece.nbytes > left:
+            buckets.append([])
+            left = limit
+        buckets[-1].append(piece)
+        left -= piece.nbytes
+    return buckets
+
+
+def payload_of(recipes: Iterable[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> str:
+    """Named tensors as SGLang reads them: what rebuilds each in another process, pickled, in base64."""
+    named = [(name, _Recipe(rebuild, arguments)) for name, rebuild, arguments in recipes]
+    return base64.b64encode(pickle.dumps(named)).decode()
+
+
+class _Recipe:
+    """Is read as the tensor that it says how to rebuild."""
+
+    def __init__(self, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._rebuild = rebuild
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (self._rebuild, self._arguments)
+
+
+def _is_whole(piece: Piece) -> bool:
+    return tuple(stop - start for start, stop in piece.box) == piece.target_shape == piece.shape

@@ -1,0 +1,113 @@
+"""The trainer's end of a broadcast that SGLang's own processes join.
+
+They make the group with torch's own helper for that, under a name that both sides know; so does this end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from roost.cluster import PortLease, lease_ports
+from roost.engines.sglang.intake import group_name
+from roost.weights.channels import Channel
+from roost.weights.collective import LATER_S, errors_are_raised
+
+__all__ = ["DirectSender"]
+
+WINDOW_BYTES = 2**30
+"""So much is under way at once."""
+
+
+class DirectSender:
+    """Rank 0 of a channel's group; the others are SGLang's processes.
+
+    Args:
+        channel: The channel.
+        host: Address of this node.
+        timeout_s: How long the others are waited for.
+
+    Attributes:
+        address: Where they join.
+    """
+
+    def __init__(self, channel: Channel, host: str, timeout_s: float) -> None:
+        self._channel = channel
+        self._backend = channel.backend
+        self._timeout = datetime.timedelta(seconds=timeout_s + LATER_S)
+        self._lease: PortLease | None = lease_ports()
+        self._store: Any = dist.TCPStore(
+            host, self._lease.port, channel.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
+        )
+        self.address = f"[{host}]:{self._lease.port}" if ":" in host else f"{host}:{self._lease.port}"
+        self._group: Any = None
+        self._is_closed = False
+
+    def join(self) -> None:
+        """Waits until all are there."""
+        name = group_name(self._channel, self.address)
+        helper: Any = c10d._new_process_group_helper
+        # torch 2.6 gave the options another name.
+        options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
+        with errors_are_raised():
+            group, _ = helper(
+                self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
+                group_name=name, timeout=self._timeout, **{options: None},
+            )  # fmt: skip
+        world: Any = c10d._world
+        world.pg_group_ranks[group] = {rank: rank for rank in range(self._channel.world_size)}
+        self._group = group
+        if self._is_closed:  # meanwhile, in another thread
+            self.close()
+
+    @torch.no_grad()
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Sends a version, tensor by tensor, in the order of the channel."""
+        device = torch.device("cpu")
+        if self._backend == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+        group = self._group  # kept here: a group with calls that wait cannot be freed without waiting for them
+        waiting: list[tuple[Any, torch.Tensor]] = []
+        under_way = 0
+        try:
+            for piece in self._channel.pieces:
+                tensor = tensors[piece.name].detach().to(device).contiguous()
+                waiting.append((dist.broadcast(tensor, 0, group=group, async_op=True), tensor))
+                under_way += piece.nbytes
+                if under_way > WINDOW_BYTES:
+                    _finish(waiting)
+                    under_way = 0
+            _finish(waiting)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the group without waiting for the others, and give its port back."""
+        self._is_closed = True
+        group, self._group = self._group, None
+        self._store = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+        if group is None:
+            return
+        if self._backend == "nccl":
+            # Destroying the group would wait for what it has begun. torch 2.4 cannot abort it.
+            getattr(c10d, "_abort_process_group", dist.destroy_process_group)(group)
+        else:
+            dist.destroy_process_group(group)
+
+
+def _finish(waiting: list[tuple[Any, torch.Tensor]]) -> None:
+    for work, _ in waiting:
+        work.wait()
+    waiting.clear()

@@ -1,0 +1,208 @@
+"""Starting engines: from a component of the plan to engines that are healthy."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from roost.cluster import Cluster
+from roost.engines.engine import Engine, EnginePlace
+from roost.engines.engine_worker import EngineWorker, MemberPorts
+from roost.engines.handles import EngineHandle, ExternalEngine
+from roost.engines.keys import make_key
+from roost.errors import CallTimeoutError, Finding, Fix, RolloutError, RoostError, WorkerDiedError, WorkerError
+from roost.plan import ComponentPlan, Plan
+from roost.worker import GroupRequest, PerRank, WorkerGroup
+
+__all__ = ["EngineStarter"]
+
+CONCURRENCY = 16
+"""How many calls of an engine's worker may run at once."""
+LOG_LINES = 30
+
+
+class EngineStarter:
+    """Starts engines of a plan, and waits until they are healthy.
+
+    Args:
+        cluster: The machines.
+        plan: The plan of the job.
+        factories: Makes an engine; or one for each component.
+        dp_size: Data-parallel ranks inside an engine.
+        dp_attention: Whether those do data-parallel attention.
+        timeout_s: How long engines may take to get healthy.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        factories: Callable[[], Engine] | Mapping[str, Callable[[], Engine]],
+        dp_size: int,
+        dp_attention: bool,
+        timeout_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._plan = plan
+        self._factories = factories
+        self._ports = (dp_size, dp_attention)
+        self._timeout_s = timeout_s
+
+    def check(self, components: Sequence[ComponentPlan]) -> None:
+        """Sees whether there is an engine for each component.
+
+        Raises:
+            RolloutError: Where there is none (E201).
+        """
+        if not isinstance(self._factories, Mapping):
+            return
+        missing = [c.name for c in components if not c.placeholder and c.name not in self._factories]
+        if missing:
+            message = f"no engine is given for {', '.join(missing)}"
+            raise RolloutError([Finding("E201", message, fixes=(Fix("add it", f'engine={{"{missing[0]}": …}}'),))])
+
+    def launch(self, component: ComponentPlan, plan: Plan | None = None, of: str = "") -> WorkerGroup:
+        """Starts the processes of all engines of a component; ``of``: the one whose engines they are."""
+        given = self._factories
+        factory = given[of or component.name] if isinstance(given, Mapping) else given
+        return GroupRequest(EngineWorker, (factory,)).launch(
+            self._cluster, plan=plan or self._plan, component=component.name, max_concurrency=CONCURRENCY
+        )
+
+    def start_all(self, component: ComponentPlan, group: WorkerGroup) -> list[EngineHandle]:
+        """Starts all engines of a component in their processes."""
+        size = component.processes_per_engine
+        handles = [
+            EngineHandle(f"{component.name}/{number}", component, tuple(range(first, first + size)), group, first)
+            for number, first in enumerate(range(0, component.world_size, size))
+        ]
+        self._start(handles)
+        return handles
+
+    def restart(self, engine: EngineHandle) -> WorkerGroup:
+        """Starts an engine that died once more, in new processes on the same accelerators."""
+        engine.incarnation += 1
+        name = f"{engine.component.name}-{engine.name.rpartition('/')[2]}.{engine.incarnation}"
+        part = _part_of(engine.component, engine.ranks, name)
+        group = self.launch(part, replace(self._plan, components=(part,)), engine.component.name)
+        engine.group, engine.first, engine.version = group, 0, 0
+        try:
+            self._start([engine])
+        except BaseException:
+            group.close()
+            raise
+        engine.is_alive = True
+        return group
+
+    def find_external(self, address: str, key: str = "") -> ExternalEngine:
+        """An engine that runs elsewhere, once it is healthy; ``key``: what its server asks for."""
+        engine = ExternalEngine(address.rstrip("/"), key=key)
+        deadline = time.monotonic() + self._timeout_s
+        while (reason := engine.health()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if reason:
+            message = f"the external engine {address} did not get healthy within {self._timeout_s:g} s: {reason}"
+            raise RolloutError([Finding("E202", message)])
+        engine.version = engine.ask_version()
+        return engine
+
+    # ---------------------------------------------------------------------------------------
+
+    def _start(self, handles: Sequence[EngineHandle]) -> None:
+        """Leases ports, has all members of all engines start, and waits until they are healthy."""
+        deadline = time.monotonic() + self._timeout_s
+        leases = [handle.call_all("lease", *self._ports) for handle in handles]
+        starting = []
+        for handle, lease in zip(handles, leases, strict=True):
+            handle.key = make_key()
+            handle.places = _places(handle, lease.wait())
+            starting.append(handle.call_all("start_engine", PerRank(handle.places)))
+        for handle, result in zip(handles, starting, strict=True):
+            try:
+                handle.url = result.wait(_left(deadline))[0]
+            except WorkerDiedError:
+                raise
+            except WorkerError as error:
+                raise _failed(handle, error) from error
+            except RoostError as error:
+                raise RolloutError([self._unhealthy(handle, error.findings[0].message)]) from error
+        waiting = list(handles)
+        while waiting:
+            asked = [(handle, handle.call_all("health")) for handle in waiting]
+            reasons: dict[str, str] = {}
+            for handle, result in asked:
+                try:
+                    reasons[handle.name] = "; ".join(reason for reason in result.wait(_left(deadline)) if reason)
+                except CallTimeoutError as error:
+                    reasons[handle.name] = error.findings[0].message
+                except WorkerDiedError:
+                    raise
+                except WorkerError as error:
+                    raise _failed(handle, error) from error
+            waiting = [handle for handle in waiting if reasons[handle.name]]
+            if waiting and time.monotonic() > deadline:
+                raise RolloutError([self._unhealthy(handle, reasons[handle.name]) for handle in waiting])
+            if waiting:
+                time.sleep(0.1)
+
+    def _unhealthy(self, handle: EngineHandle, reason: str) -> Finding:
+        message = f"{handle.name} did not get healthy within {self._timeout_s:g} s: {reason}"
+        fixes = (Fix("give it longer", "RolloutManager(…, start_timeout_s=900)"),)
+        return Finding("E202", message, context=_logs(handle), fixes=fixes)
+
+
+def _failed(handle: EngineHandle, error: WorkerError) -> RolloutError:
+    """What an engine said of its failure; the traceback, where it did not mean to fail."""
+    if isinstance(error.__cause__, RolloutError):
+        found = error.__cause__.findings
+        return RolloutError(replace(one, message=f"{handle.name} did not start: {one.message}") for one in found)
+    trace = tuple(error.remote_traceback.splitlines()[-LOG_LINES:])
+    message = f"{handle.name} did not start: {error.findings[0].message}"
+    return RolloutError([Finding("E202", message, context=_logs(handle) + trace)])
+
+
+def _left(deadline: float) -> float:
+    return max(1.0, deadline - time.monotonic())
+
+
+def _logs(handle: EngineHandle) -> tuple[str, ...]:
+    """The last lines of an engine, where it still answers."""
+    with contextlib.suppress(RoostError):
+        return tuple(handle.call(0, "logs")[0].wait(5)[0].splitlines()[-LOG_LINES:])
+    return ()
+
+
+def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePlace]:
+    """Where each member lives; all meet at an address on the first one's node."""
+    host = ports[0].host
+    meeting = f"[{host}]:{ports[0].first_port}" if ":" in host else f"{host}:{ports[0].first_port}"
+    return [
+        EnginePlace(
+            name=handle.component.name,
+            engine=int(handle.name.rpartition("/")[2]),
+            member=member,
+            num_members=handle.num_members,
+            host=leased.host,
+            server_port=leased.server_port,
+            nccl_port=leased.nccl_port,
+            dist_init_addr=meeting,
+            ports=range(leased.first_port, leased.first_port + leased.num_ports),
+            accelerators=tuple(handle.component.placements[handle.ranks[member]].visible_accelerators),
+            gpu_share=1.0 if handle.component.gpu_share is None else handle.component.gpu_share,
+            transport=handle.transport(member).value,
+            key=handle.key,
+        )
+        for member, leased in enumerate(ports)
+    ]
+
+
+def _part_of(component: ComponentPlan, ranks: Sequence[int], name: str) -> ComponentPlan:
+    """A component of some ranks of another, counted from 0."""
+    placements = tuple(
+        replace(component.placements[rank], rank=index, placement_node_rank=index, local_rank=0, local_world_size=1)
+        for index, rank in enumerate(ranks)
+    )
+    transports = tuple(component.transports[rank] for rank in ranks) if component.transports else ()
+    return replace(component, name=name, placements=placements, transports=transports)

@@ -1,0 +1,1 @@
+"""The built-in engine: it serves any causal language model that is a torch module."""

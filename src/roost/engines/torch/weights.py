@@ -1,0 +1,172 @@
+"""The weights of a torch module that an engine serves: described, checked, replaced, borrowed, and moved away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from roost.errors import Finding, Fix, RolloutError
+from roost.weights.borrowed import BorrowedTensors, Lender
+from roost.weights.buffers import Copies, StagedTensors, dtype_name
+from roost.weights.host_copies import HostCopies, device_storages
+
+__all__ = ["ModuleWeights"]
+
+
+class ModuleWeights:
+    """The parameters and buffers of a module, as ``state_dict`` names them; of tied tensors the first name.
+
+    They are in one of three places: on the device, in host memory, or in the memory of another process.
+
+    Attributes:
+        described: Shape and dtype name of each.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._tensors, self._aliases = _tensors_of(module)
+        self.described = {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
+        self._host = HostCopies()
+        self._is_offloaded = False
+        self._borrowed: BorrowedTensors | None = None
+        self._lender: Lender | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the module can compute."""
+        return not self._is_offloaded and (self._borrowed is None or self._lender is not None)
+
+    def check_lender(self) -> None:
+        """Sees whether the memory that the module computes with is still somebody's.
+
+        Raises:
+            RolloutError: Where the process is gone that it belongs to (E112).
+        """
+        if self._lender is not None and not self._lender.is_alive():
+            message = "the trainer whose memory the engine computes with is gone"
+            fixes = (Fix("start a trainer, and send its weights", "train.update_weights()"),)
+            raise RolloutError([Finding("E112", message, fixes=fixes)])
+
+    # New ones ------------------------------------------------------------------------------
+
+    def copies(self, named: Mapping[str, torch.Tensor]) -> Copies:
+        """What has to be copied to take new weights; found out once for tensors that come again.
+
+        Raises:
+            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+        """
+        is_kept = isinstance(named, StagedTensors) and not self._is_offloaded
+        if is_kept and named.kept is not None and named.kept[0] is self._tensors:
+            found: Copies = named.kept[1]
+            return found
+        given = self.checked(named)
+        if self._borrowed is not None:
+            self._own_again(given)
+        made = Copies([self._host.view(self._tensors[name]) for name in given], list(given.values()))
+        if is_kept:
+            named.kept = (self._tensors, made)
+        return made
+
+    def borrow(self, named: Mapping[str, torch.Tensor], lender: Lender) -> None:
+        """Computes with these tensors themselves from now on; those of another device are copied.
+
+        Raises:
+            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+        """
+        if any(tensor.numel() and not _is_on(self._device, tensor) for tensor in named.values()):
+            self.copies(named).run()
+            return
+        if isinstance(named, StagedTensors) and self._borrowed is not None and named.kept == (self._borrowed, lender):
+            return  # they are in use
+        given = self.checked(named)
+        if self._borrowed is None:
+            self._borrowed = BorrowedTensors(self._module, self._aliases)
+        self._borrowed.point(given)
+        self._tensors, self._lender = given, lender
+        self._host = HostCopies()  # where its own were away, nobody wants them back
+        if isinstance(named, StagedTensors):
+            named.kept = (self._borrowed, lender)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what it had of its own
+
+    def give_back(self) -> None:
+        """Lets go of what is another's."""
+        if self._borrowed is not None:
+            self._borrowed.drop()
+            self._tensors = {}
+            if self._lender is not None and self._lender.is_alive():
+                self._lender = None
+
+    def checked(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What was given, by the module's own names.
+
+        Raises:
+            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+        """
+        problems: list[Finding] = []
+        given: dict[str, torch.Tensor] = {}
+        for name, tensor in named.items():
+            canonical = self._aliases.get(name)
+            if canonical is None:
+                problems.append(Finding("E102", f"weights: the engine has no tensor {name!r}"))
+                continue
+            shape, dtype = self.described[canonical]
+            if tuple(tensor.shape) != shape:
+                message = f"weights: {name} has shape {list(tensor.shape)}, and the engine's has {list(shape)}"
+                problems.append(Finding("E102", message))
+            elif dtype_name(tensor) != dtype:
+                message = f"weights: {name} is {dtype_name(tensor)}, and the engine's is {dtype}"
+                problems.append(Finding("E102", message))
+            elif canonical in given and not torch.equal(given[canonical], tensor):
+                message = (
+                    f"weights: {name} and {canonical} are one tensor of the engine, and came with different values"
+                )
+                problems.append(Finding("E102", message))
+            given[canonical] = tensor
+        problems += [Finding("E102", f"weights: {name} is missing") for name in self.described if name not in given]
+        if problems:
+            raise RolloutError(problems)
+        return given
+
+    def _own_again(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Takes memory of its own."""
+        if self._borrowed is not None:
+            own = {name: torch.empty_like(tensor, device=self._device) for name, tensor in given.items()}
+            self._borrowed.point(own)
+            self._tensors, self._borrowed, self._lender = own, None, None
+
+    # Away and back -------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Sends them to host memory; those of another stay where they are."""
+        self._is_offloaded = True
+        if self._borrowed is None:
+            self._host.offload(device_storages(self._module, None))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Brings them back."""
+        self._is_offloaded = False
+        self._host.onload()
+
+
+def _is_on(device: torch.device, tensor: torch.Tensor) -> bool:
+    return tensor.device.type == device.type and (tensor.device.index or 0) == (device.index or 0)
+
+
+def _tensors_of(module: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Its tensors by name, tied ones once; and for every name the one under which its tensor stands."""
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):  # and not something that a module keeps beside them
+            key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())) if tensor.numel() else (name,)
+            aliases[name] = seen.setdefault(key, name)
+            if aliases[name] == name:
+                tensors[name] = tensor.detach()
+    return tensors, aliases

@@ -1,0 +1,134 @@
+"""Roost's way for weights, as it lives in each worker of vLLM.
+
+On one node, the workers map the memory that trainers write (or that is theirs on the GPU) once, keep
+it mapped, and load from it, so that nothing is copied on the way. Over a network, vLLM's own NCCL
+broadcast does the work. Either way the model takes the tensors as vLLM's own ways have it do that: by
+the names of a checkpoint, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from roost.engines.vllm.messages import channel_from_json
+from roost.weights.buffers import box_of, dtype_of
+from roost.weights.channels import Piece
+from roost.weights.ipc import IpcReceiver
+from roost.weights.shared_memory import SharedMemoryReceiver
+
+__all__ = ["RoostInitInfo", "RoostTransferEngine", "RoostUpdateInfo"]
+
+
+@dataclass
+class RoostInitInfo(WeightTransferInitInfo):
+    """Where weights will come from.
+
+    Attributes:
+        memory: Channels whose memory is on this node, with its place.
+        nccl: What vLLM's own NCCL broadcast needs to be joined.
+    """
+
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    nccl: dict[str, Any] | None = None
+
+
+@dataclass
+class RoostUpdateInfo(WeightTransferUpdateInfo):
+    """What is there now.
+
+    Attributes:
+        memory: Whether the mapped memory holds a new version.
+        nccl: The tensors that are broadcast, as vLLM's own way wants them.
+    """
+
+    memory: bool = False
+    nccl: dict[str, Any] | None = None
+
+
+class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
+    """Loads what trainers of a Roost job send."""
+
+    init_info_cls = RoostInitInfo
+    update_info_cls = RoostUpdateInfo
+    supports_draft_weight_update = False
+
+    _ends: tuple[SharedMemoryReceiver | IpcReceiver, ...] = ()
+    _nccl: Any = None
+
+    def init_transfer_engine(self, init_info: RoostInitInfo) -> None:
+        """Maps the memory, or joins the broadcast; what was before is let go."""
+        self.shutdown()
+        self._ends = tuple(_mapped(said) for said in init_info.memory)
+        if init_info.nccl is not None:
+            self._nccl = WeightTransferEngineFactory.create_engine(
+                WeightTransferConfig(backend="nccl"), self.vllm_config, self.device, self.model
+            )
+            self._nccl.init_transfer_engine(self._nccl.parse_init_info(init_info.nccl))
+
+    def start_weight_update(self) -> None:
+        """From here on, the model takes the tensors of a checkpoint."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Loads what is there. The CPU has nothing to wait for, and says so with an error."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: RoostUpdateInfo) -> None:
+        """Loads a part of a version."""
+        if update_info.nccl is not None:
+            self._nccl.receive_weights(self._nccl.parse_update_info(update_info.nccl))
+        if update_info.memory:
+            with disable_mtp_completeness_check():
+                self.model.load_weights(self._tensors())
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors by name. Those that came in pieces are put together, one after another."""
+        parts: dict[str, list[tuple[Piece, torch.Tensor]]] = {}
+        for end in self._ends:
+            for piece, view in zip(end.channel.pieces, end.staged(), strict=True):
+                parts.setdefault(piece.name, []).append((piece, view))
+        for name, found in parts.items():
+            piece, whole = found[0]
+            if tuple(whole.shape) != piece.target_shape:
+                whole = torch.empty(piece.target_shape, dtype=dtype_of(piece.dtype), device=whole.device)
+                for part, view in found:
+                    box_of(whole, part.target_box).copy_(view)
+            yield name, whole
+
+    def finish_weight_update(self) -> None:
+        """The model is whole again."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Lets go of everything that is the trainer's."""
+        ends, self._ends = self._ends, ()
+        for end in ends:
+            end.close()
+        nccl, self._nccl = self._nccl, None
+        if nccl is not None:
+            nccl.shutdown()
+
+
+def _mapped(said: dict[str, Any]) -> SharedMemoryReceiver | IpcReceiver:
+    channel, address = channel_from_json(said)
+    if isinstance(address, str):
+        return SharedMemoryReceiver(channel, address)
+    if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
+        raise ValueError("handles of GPU memory are pickled, and VLLM_ALLOW_INSECURE_SERIALIZATION is not 1")
+    return IpcReceiver(channel, address)

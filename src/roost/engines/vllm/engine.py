@@ -1,0 +1,377 @@
+"""An engine that is vLLM: its own server in a child process, with Roost's front before it.
+
+The front speaks as all engines of Roost do. What it is asked for, it asks of vLLM's server on the
+same node: generation over "tokens in, tokens out", and pausing, sleeping and updates of weights over
+vLLM's own commands. vLLM says for each token which weights made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roost.cluster.private_folder import PrivateFolder
+from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped
+from roost.engines.server_process import LOG_LINES, ServerProcess, ask
+from roost.engines.vllm.command import (
+    check_options,
+    check_vllm,
+    command_of,
+    environment_of,
+    ranks_of,
+    words_of,
+)
+from roost.engines.vllm.generating import Asking, bodies_of
+from roost.engines.vllm.intake import NEAR, OwnMemory, VllmIntake
+from roost.errors import Finding, Fix, RolloutError, RoostError
+from roost.weights.channels import Channel
+from roost.weights.checkpoint_shapes import checkpoint_tensors
+
+__all__ = ["VllmEngine"]
+
+URL = "http://vllm"
+"""A name for errors: requests go to a Unix socket."""
+LONGEST_FOLDER = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""A path of a Unix socket has 107 bytes at most; vLLM names its own by UUIDs."""
+PERIOD_S = 0.2
+COMMAND_S = 600.0
+DRAIN_S = 7200.0
+"""How long running requests may take to finish."""
+SEARCHED_LINES = 1000
+HEAD = "lm_head.weight"
+
+
+class VllmEngine(Engine):
+    """Serves a model with vLLM.
+
+    Args:
+        model: The model's folder, as ``save_pretrained`` writes it; every node must see it.
+        python: The interpreter that has vLLM and Roost; by default that of the worker.
+        options: More options of ``vllm serve``, such as ``["--max-model-len", "4096"]``.
+        env: More variables for vLLM's processes.
+        weights_dtype: Element type in which trainers send weights; by default that of the folder. vLLM
+            converts them to what it computes in.
+        version: Of the weights in the folder.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        python: str | None = None,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        weights_dtype: str | None = None,
+        version: int = 0,
+    ) -> None:
+        self.version = version
+        self.source: object = None
+        self._first_version = version
+        self._model = Path(model)
+        self._python = python or sys.executable
+        self._options = [str(option) for option in options]
+        self._env = {name: str(value) for name, value in (env or {}).items()}
+        self._weights_dtype = weights_dtype
+
+        self._place = EnginePlace()
+        self._vllm_version = ""
+        self._folder = PrivateFolder("vllm")
+        self._socket_path = ""
+        self._server: ServerProcess | None = None
+        self._asking: Asking | None = None
+        self._vocabulary = 0
+        self._context = 0
+        self._eos: list[int] = []
+        self._is_tied = False
+        self._is_stopped = False
+        self._is_paused = False
+        self._is_asleep = False
+        self._failure = ""
+        self._own: tuple[OwnMemory, VllmIntake] | None = None
+        self._changing = threading.RLock()
+
+    # Starting and ending -------------------------------------------------------------------
+
+    def start(self, place: EnginePlace) -> str:
+        """Starts vLLM and waits until it serves; see :meth:`Engine.start`.
+
+        Raises:
+            RolloutError: Where the settings are wrong (E123), vLLM is not there or lacks something (E122),
+                or ends (E121, in its own words).
+        """
+        self._place = place
+        self._read_config()
+        self._vllm_version = check_vllm(self._python, self._env)
+        if place.device != "cpu":
+            self.broadcast, self.broadcast_ranks = "nccl", ranks_of(place)
+            self.broadcast_sender = "roost.engines.vllm.sender:DirectSender"
+        # Its server obeys everybody who reaches it, and unpickles what it is sent. Its API key would protect the
+        # routes for generating alone, so it listens on a socket in a folder that no other user can enter.
+        folder = self._folder.path()
+        if len(os.fsencode(folder)) > LONGEST_FOLDER:
+            message = f"the path of the private folder {folder} is too long for Unix sockets in it"
+            fixes = (Fix("use a shorter one", "export XDG_RUNTIME_DIR=/run/user/$(id -u)"),)
+            raise RolloutError([Finding("E123", message, fixes=fixes)])
+        self._socket_path = f"{folder}/http"
+        command = command_of(place, str(self._model), self._python, self._socket_path, self._options)
+        env = environment_of(place, folder, self._env)
+        self._server = ServerProcess(command, env=env, name="vLLM", log_name=place.log_name)
+        self._server.start()
+        if place.member:
+            return ""
+        self._wait_until_it_serves()
+        self._asking = Asking(URL, self._socket_path, self._first_version)
+        self.log.info("vLLM %s serves %s, context %d", self._vllm_version, self._model, self._context)
+        return super().start(place)
+
+    def _read_config(self) -> None:
+        """What the folder says of the model."""
+        problems = check_options(self._options)
+        config: dict[str, Any] = {}
+        try:
+            config = json.loads((self._model / "config.json").read_text(encoding="utf-8"))
+            config = {**config, **(config.get("text_config") or {})}
+            self._vocabulary = int(config["vocab_size"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            rule = "a model is a folder that every engine sees under this path; nothing is downloaded"
+            message = f"VllmEngine: {self._model} has no config.json with a vocab_size: {error!r}"
+            problems.append(Finding("E123", message, rule=rule))
+        if problems:
+            raise RolloutError(problems)
+        with contextlib.suppress(OSError, ValueError):
+            config.update(json.loads((self._model / "generation_config.json").read_text(encoding="utf-8")))
+        eos = config.get("eos_token_id")
+        self._eos = [int(token) for token in (eos if isinstance(eos, list) else [eos]) if token is not None]
+        self._is_tied = bool(config.get("tie_word_embeddings"))
+
+    def _wait_until_it_serves(self) -> None:
+        while self._server is not None and not self._is_stopped:
+            with contextlib.suppress(RolloutError):
+                self._ask("health", timeout_s=5)
+                self._context = int(self._ask("v1/models")["data"][0]["max_model_len"])
+                return
+            if not self._server.is_alive():
+                raise RolloutError([self._died(self._server, "vLLM ended before it served")])
+            time.sleep(PERIOD_S)
+        raise stopped()
+
+    def _died(self, server: ServerProcess, what: str) -> Finding:
+        """How vLLM ended, in its own words."""
+        log = server.logs(SEARCHED_LINES)
+        words = words_of(log)
+        message = f"{what} (exit code {server.exit_code}; {self._place.share_text()})"
+        context = (f"command: {' '.join(server.command)}", *log.splitlines()[-LOG_LINES:])
+        return Finding("E121", f"{message}: {words}" if words else message, context=context, fixes=(server.log_fix,))
+
+    def stop(self) -> None:
+        """Ends vLLM and everything else. Safe to call twice."""
+        self._is_stopped = True
+        if self._asking is not None:
+            self._asking.close()
+        super().stop()
+        if self._server is not None:
+            self._server.stop()
+        self.forget_sources()
+        self._folder.close()
+
+    def ended(self) -> str:
+        """Why it can never serve again: its server died, or was left with half of a version."""
+        if self._is_stopped or self._server is None:
+            return ""
+        if self._failure:
+            return self._failure
+        return "" if self._server.is_alive() else self._died(self._server, "vLLM has ended").message
+
+    def health(self) -> str:
+        """Nothing when vLLM says that it is healthy, else what is missing."""
+        if self._is_stopped or self._server is None:
+            return "it does not run"
+        reason = self.ended()
+        if reason or self._place.member:
+            return reason
+        try:
+            self._ask("health", timeout_s=10)
+        except RolloutError as error:
+            return error.findings[0].message
+        return ""
+
+    def logs(self) -> str:
+        """The last lines of vLLM's log."""
+        return self._server.described_logs() if self._server is not None else super().logs()
+
+    def info(self) -> dict[str, Any]:
+        """Sizes and load."""
+        return {
+            "context_length": self._context,
+            "num_running_samples": self._asking.count if self._asking is not None else 0,
+            "is_paused": self._is_paused,
+            "is_offloaded": self._is_asleep,
+            "vllm_version": self._vllm_version,
+            "vllm_workers": ranks_of(self._place),
+        }
+
+    # Requests ------------------------------------------------------------------------------
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
+        """Samples for prompts; see :meth:`Engine.generate`."""
+        return self.submit(prompts, params).result()
+
+    def submit(
+        self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
+    ) -> Future[list[EngineOutput]]:
+        """Hands a request on; see :meth:`Engine.submit`."""
+        if self._asking is None:
+            raise stopped()
+        return self._asking.submit(bodies_of(prompts, params, self._vocabulary, self._context, self._eos), rid)
+
+    def command(self, route: str, body: Mapping[str, Any] | None = None, timeout_s: float = COMMAND_S) -> Any:
+        """Gives vLLM a command.
+
+        Raises:
+            RolloutError: Where it refuses or does not answer; with what it said (E111).
+        """
+        return self._ask(route, "POST", body or {}, timeout_s)
+
+    def _ask(
+        self, route: str, method: str = "GET", body: Mapping[str, Any] | None = None, timeout_s: float = 60.0
+    ) -> Any:
+        return ask(f"{URL}/{route}", method, body, timeout_s, socket_path=self._socket_path)
+
+    def pause(self, mode: str = "wait") -> None:
+        """Holds new requests, and returns when nothing runs.
+
+        ``wait`` finishes what runs. ``abort`` answers everything that was accepted before, with what there
+        is of it. vLLM forgets the keys and values that it had cached.
+        """
+        check_mode(mode)
+        self._is_paused = True
+        if not self._is_asleep:
+            self.command(f"pause?mode={mode}", timeout_s=DRAIN_S)
+        elif mode == "abort":
+            self.abort()
+
+    def resume(self) -> None:
+        """Lets requests go on; those of a sleeping engine when it is awake."""
+        self._is_paused = False
+        if not self._is_asleep:
+            self.command("resume")
+
+    def abort(self, rid: str = "") -> None:
+        """Answers a request, or all, with what there is of it."""
+        names = self._asking.names(rid) if rid and self._asking is not None else []
+        if names or not rid:
+            self.command("abort_requests", {"request_ids": names})
+
+    # Memory --------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Puts vLLM to sleep; what runs goes on after :meth:`onload`, and computes its keys and values anew."""
+        with self._changing:
+            if not self._is_asleep:
+                self.command("sleep?level=1&mode=keep")
+                self._is_asleep = True
+
+    def onload(self) -> None:
+        """Wakes it up."""
+        with self._changing:
+            if self._is_asleep:
+                self.command("wake_up")
+                self._is_asleep = False
+                if self._is_paused:
+                    self.command("pause?mode=keep")
+
+    # Weights -------------------------------------------------------------------------------
+
+    def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tensors by the names of the checkpoint, which vLLM loads by; of tied ones the first name."""
+        found = checkpoint_tensors(self._model)
+        if self._is_tied and len(found) > 1:
+            found.pop(HEAD, None)
+        own = self._weights_dtype
+        return {name: (shape, own if own and "float" in kind else kind) for name, (shape, kind) in found.items()}
+
+    def intake(
+        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+    ) -> WeightIntake | None:
+        """Has vLLM's workers read memory of their node, and join broadcasts; the rest comes to :meth:`load_weights`."""
+        if all(channel.kind in NEAR or channel.is_direct for channel in channels):
+            if not all(channel.is_direct for channel in channels):
+                self._check_one_node()
+            return VllmIntake(self, channels, addresses, rank, timeout_s)
+        return None
+
+    def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
+        """Takes new weights from tensors of this process; see :meth:`Engine.load_weights`.
+
+        Raises:
+            RolloutError: Where names or shapes differ (E102), or the version is not greater (E103).
+        """
+        self._check_one_node()
+        wanted = self.describe_weights()
+        given = {name: tensor for name, tensor in named.items() if name != HEAD or HEAD in wanted}
+        problems = [Finding("E102", f"weights: the engine has no tensor {name!r}") for name in given.keys() - wanted]
+        problems += [Finding("E102", f"weights: {name} is missing") for name in wanted.keys() - given]
+        for name in wanted.keys() & given:
+            has, wants = list(given[name].shape), list(wanted[name][0])
+            if has != wants:
+                problems.append(Finding("E102", f"weights: {name} has shape {has}, and the engine's has {wants}"))
+        if problems:
+            raise RolloutError(sorted(problems, key=lambda problem: problem.message))
+        if self._own is None or not self._own[0].fits(given):
+            self.forget_sources()
+            memory = OwnMemory(given)
+            self._own = memory, VllmIntake(self, [memory.channel], memory.addresses, 0, COMMAND_S)
+        memory, intake = self._own
+        memory.write(given, version)
+        intake.commit(version)
+
+    def forget_sources(self) -> None:
+        """Gives back the memory that weights go through where they came to this process."""
+        own, self._own = self._own, None
+        for part in reversed(own or ()):
+            part.close()
+
+    def _check_one_node(self) -> None:
+        if self._place.num_members > 1:
+            message = f"{self._place.name}: vLLM over several nodes takes weights by NCCL broadcast alone"
+            rule = "a trainer without tensor or pipeline parallelism, on GPUs of its own, sends them so"
+            raise RolloutError([Finding("E123", message, rule=rule)])
+
+    def change(self, version: int, updates: Sequence[Mapping[str, Any]]) -> None:
+        """Has the workers load what was sent, while nothing is generated.
+
+        Where it is not paused, requests that run are kept, and go on with the new weights: their keys and
+        values are computed anew. A sleeping engine gets the memory of its weights back for it.
+        """
+        with self._changing:
+            if version <= self.version:
+                message = f"version {version} of the weights comes after version {self.version}"
+                raise RolloutError([Finding("E103", message, rule="versions only grow")])
+            is_held = self._is_paused or self._is_asleep
+            if self._is_asleep:
+                self.command("wake_up?tags=weights")
+            elif not is_held:
+                self.command("pause?mode=keep")
+            try:
+                self.command("start_weight_update")
+                try:
+                    for update in updates:
+                        self.command("update_weights", {"update_info": update})
+                    self.command("finish_weight_update", {"weight_version": str(version)})
+                except RoostError as error:  # it has parts of both: nobody may be served by that
+                    self._failure = f"version {version} was loaded in part: {error.findings[0].message}"
+                    raise RolloutError([Finding("E124", self._failure)]) from error
+                self.version = version
+            finally:
+                if not is_held and not self._failure:
+                    self.command("resume")

@@ -1,0 +1,121 @@
+"""Weights on their way into vLLM's workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from roost.engines.vllm.messages import PACKING, channel_to_json, tensor_list
+from roost.errors import RoostError
+from roost.plan import WeightTransport
+from roost.weights.buffers import dtype_name
+from roost.weights.channels import ALIGNMENT, Channel, Piece
+from roost.weights.shared_memory import SharedMemorySender
+
+if TYPE_CHECKING:
+    from roost.engines.vllm.engine import VllmEngine
+
+__all__ = ["NEAR", "OwnMemory", "VllmIntake"]
+
+NEAR = (WeightTransport.SHARED_MEMORY, WeightTransport.IPC)
+
+
+class VllmIntake:
+    """What a trainer sends, read by vLLM's workers themselves.
+
+    Args:
+        engine: The engine.
+        channels: Memory of this node, or one broadcast that the workers join.
+        addresses: Where each is found, by its id.
+        rank: Rank of the engine among all receivers.
+        timeout_s: How long the trainer is waited for.
+    """
+
+    def __init__(
+        self,
+        engine: VllmEngine,
+        channels: Sequence[Channel],
+        addresses: Mapping[str, Any],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
+        self._engine = engine
+        self._timeout_s = timeout_s
+        near = [channel for channel in channels if channel.kind in NEAR]
+        self._init: dict[str, Any] = {"memory": [channel_to_json(channel, addresses[channel.id]) for channel in near]}
+        self._updates: list[dict[str, Any]] = [{"memory": True}] if near else []
+        for channel in channels:
+            if channel.is_direct:
+                host, _, port = addresses[channel.id].rpartition(":")
+                self._init["nccl"] = {
+                    "master_address": host.strip("[]"),
+                    "master_port": int(port),
+                    "rank_offset": channel.first_ranks[channel.targets.index(rank)],
+                    "world_size": channel.world_size,
+                    **PACKING,
+                }
+                self._updates.append({"nccl": tensor_list(channel.pieces)})
+        self._connect()
+
+    def _connect(self) -> None:
+        self._engine.command("init_weight_transfer_engine", {"init_info": self._init}, self._timeout_s)
+        self._engine.source = self
+
+    def receive(self, version: int) -> None:
+        """Nothing to do: the memory is mapped, and a broadcast is taken when it is put to use."""
+
+    def commit(self, version: int) -> None:
+        """Has the workers load the version."""
+        if self._engine.source is not self:  # weights came some other way since
+            self._connect()
+        self._engine.change(version, self._updates)
+
+    def close(self) -> None:
+        """Has the workers let go of what is the trainer's."""
+        if self._engine.source is not self:
+            return
+        self._engine.source = None
+        with contextlib.suppress(RoostError):
+            self._engine.command("shutdown_weight_transfer_engine")
+
+
+class OwnMemory:
+    """Memory of this process from which vLLM's workers load what came here some other way.
+
+    Attributes:
+        channel: What is in it, and where.
+        addresses: Where the memory is found, by the id of the channel.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        pieces = _pieces(tensors)
+        nbytes = pieces[-1].offset + pieces[-1].nbytes if pieces else 0
+        self.channel = Channel("own", WeightTransport.SHARED_MEMORY, 0, (0,), pieces, nbytes)
+        self._sender = SharedMemorySender(self.channel)
+        self.addresses = {self.channel.id: self._sender.address}
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these have the same names, shapes and types."""
+        return self.channel.pieces == _pieces(tensors)
+
+    def write(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Puts a version into it."""
+        self._sender.send(tensors, version)
+
+    def close(self) -> None:
+        """Gives it back once nobody maps it."""
+        self._sender.close()
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[Piece, ...]:
+    """Whole tensors, one behind the other."""
+    pieces = []
+    offset = 0
+    for name, tensor in tensors.items():
+        shape, box = tuple(tensor.shape), tuple((0, size) for size in tensor.shape)
+        pieces.append(Piece(name, dtype_name(tensor), shape, box, box, box, shape, offset, tensor.nbytes))
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return tuple(pieces)

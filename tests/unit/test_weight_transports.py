@@ -1,0 +1,164 @@
+"""Which way weights go: by where both sides are, and by what an engine's processes can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from roost.errors import RolloutError
+from roost.placement import Placement
+from roost.plan import Plan, Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.topology import Topology
+from roost.weights.channels import Channel, WeightDescription, make_channels
+from roost.weights.transports import Way, sort_engines
+from roost.worker.deadline import Deadline
+
+TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
+TRAINER = Sharding(TENSORS, dp=2, locations=((0, 0), (0, 1)))
+SENDER = "roost.engines.sglang.sender:DirectSender"
+IPC, BROADCAST = WeightTransport.IPC, WeightTransport.BROADCAST
+
+
+@dataclass
+class Known:
+    """An engine, as far as its place and its description go."""
+
+    name: str
+    at: tuple[int, int]
+    planned: WeightTransport
+    description: WeightDescription
+    num_members: int = 1
+    own: tuple[int, ...] = ()
+
+    def describe(self) -> Any:
+        return self
+
+    def wait(self, timeout_s: float) -> list[WeightDescription]:
+        return [self.description]
+
+    def transport(self, member: int) -> WeightTransport:
+        return self.planned
+
+    def location(self, member: int) -> tuple[int, int]:
+        return self.at
+
+    def accelerators(self, member: int) -> tuple[int, ...]:
+        return self.own or self.at[1:]
+
+
+def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription:
+    return WeightDescription(TENSORS, gpus=gpus, broadcast=broadcast, **more)
+
+
+def channels_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[Channel]:
+    made: list[Channel] = []
+    first = 0
+    for targets in sort_engines(engines, source, Deadline(60.0)):
+        way = Way(targets, source, gpus)
+        flow = plan_transfer(way.source, targets.sharding())
+        made += [way.carried(channel, first) for channel in make_channels(flow, way.kind, f"c{first}", first)]
+        first += len(targets.members)
+    return made
+
+
+def test_an_engine_on_the_trainers_gpu_reads_it_there_whoever_else_joins_a_broadcast() -> None:
+    own = described("B", broadcast="nccl", broadcast_sender=SENDER, broadcast_ranks=2)
+    near = Known("near", (0, 1), IPC, own)
+    far = Known(
+        "far", (1, 0), BROADCAST, described("C", "D", broadcast="nccl", broadcast_sender=SENDER, broadcast_ranks=2)
+    )
+    by_kind = {channel.kind: channel for channel in channels_of([near, far], [("A",), ("B",)])}
+    assert by_kind[IPC].source == 1  # the rank on the same GPU, and not the one that broadcasts
+    assert (by_kind[BROADCAST].source, by_kind[BROADCAST].backend, by_kind[BROADCAST].sender) == (0, "nccl", SENDER)
+    assert by_kind[BROADCAST].is_direct
+    assert (by_kind[BROADCAST].first_ranks, by_kind[BROADCAST].world_size) == ((1,), 3)
+
+
+def test_nccl_wants_a_gpu_of_its_own_for_everybody() -> None:
+    def backends(*gpus: tuple[str, ...]) -> set[str]:
+        engines = [Known(f"e{i}", (1, i), BROADCAST, described(*seen)) for i, seen in enumerate(gpus)]
+        one = Sharding(TENSORS, locations=((0, 0),))
+        return {channel.backend for channel in channels_of(engines, [("A",)], one)}
+
+    assert backends(("B",), ("C",)) == {"nccl"}
+    assert backends(("B",), ("B",)) == {"gloo"}  # two on one
+    assert backends(("A",)) == {"gloo"}  # the trainer's own
+    assert backends(()) == {"gloo"}  # none
+
+
+def test_processes_that_take_whole_tensors_get_no_parts() -> None:
+    cut = Sharding((TensorShards("a", (8, 4), "float32", dim=0), TENSORS[1]), tp=2, locations=((0, 0), (0, 1)))
+    picky = Known(
+        "picky", (0, 0), IPC, described("A", "B", broadcast="nccl", broadcast_sender=SENDER, takes_pieces=False)
+    )
+    easy = Known("easy", (0, 0), IPC, described("A", "B"))
+    assert {channel.kind for channel in channels_of([picky], [("A",), ("B",)], cut)} == {WeightTransport.SHARED_MEMORY}
+    assert {channel.kind for channel in channels_of([easy], [("A",), ("B",)], cut)} == {IPC}
+    picky.planned = BROADCAST
+    assert {channel.backend for channel in channels_of([picky], [("A",), ("B",)], cut)} == {"gloo"}
+
+
+def test_members_that_do_not_fit_the_cut_are_refused() -> None:
+    odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
+    with pytest.raises(RolloutError, match="cuts its tensors over 3 members, and has 1"):
+        sort_engines([odd], TRAINER, Deadline(60.0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rollout", "machines", "expected"),
+    [
+        ((1, 1, 1), "0-7", "1x8", {"ipc": "1"}),
+        ((1, 1, 2), "0-7:0-3", "1x8", {"ipc": "1"}),
+        ((2, 1, 2), "0-7:0-3", "1x8", {"ipc": "1"}),
+        ((4, 1, 2), "0-7:0-3", "1x8", {"ipc": "1/2", "shared_memory": "1/2"}),
+        ((2, 2, 1), "0-7", "1x8", {"shared_memory": "3/4", "ipc": "1/4"}),
+        ((8, 1, 4), "0-15:0-3", "4x4", {"broadcast": "1/2", "ipc": "1/2"}),
+    ],
+)
+def test_the_plan_says_what_each_transport_carries(
+    sizes: tuple[int, int, int], rollout: str, machines: str, expected: dict[str, str]
+) -> None:
+    tp, pp, width = sizes
+    last = rollout.partition(":")[0]
+    job = {"cluster": {"component_placement": {"actor": last, "rollout": rollout}},
+           "actor": {"model": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}},
+           "rollout": {"tensor_parallel_size": width}}  # fmt: skip
+    plan = Plan.resolve(job, Topology.parse(machines))
+    trainers, engines = (plan.component(name).placements for name in ("actor", "rollout"))
+    tensors = tuple(
+        TensorShards(f"{stage}{name}", (16, 4), "float32", dim=0, stage=stage) for stage in range(pp) for name in "ab"
+    )
+    locations = tuple((p.cluster_node_rank, p.local_accelerator_rank) for p in trainers)
+    source = Sharding(tensors, tp=tp, pp=pp, dp=len(trainers) // (tp * pp), locations=locations)
+
+    def gpus(placement: Placement) -> tuple[str, ...]:
+        return tuple(f"GPU-{placement.cluster_node_rank}-{local}" for local in placement.accelerators)
+
+    whole = tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
+    known = [
+        Known(
+            str(placement.rank),
+            (placement.cluster_node_rank, placement.local_accelerator_rank),
+            plan.component("rollout").transports[placement.rank],
+            WeightDescription(whole, gpus=gpus(placement)),
+            own=placement.accelerators,
+        )
+        for placement in engines
+    ]
+    channels = channels_of(known, [gpus(placement)[:1] for placement in trainers], source)
+    for rank in range(len(engines)):
+        sent: dict[WeightTransport, int] = {}
+        for channel in channels:
+            if rank in channel.targets:
+                nbytes = sum(piece.nbytes for piece in channel.pieces)
+                sent[channel.kind] = sent.get(channel.kind, 0) + nbytes
+        total = sum(sent.values())
+        shares = plan.transport_shares("rollout", rank)
+        assert shares == {kind: Fraction(nbytes, total) for kind, nbytes in sent.items()}
+        assert {kind.value: str(share) for kind, share in shares.items()} == expected
+        assert json.loads(plan.to_json())["components"][1]["processes"][rank].get("weights_by", expected) == expected
+    assert Plan.from_json(plan.to_json()) == plan
