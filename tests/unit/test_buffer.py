@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from roost import CallTimeoutError, DataBuffer, RolloutError, RoostError, Sample, SampleGroup
@@ -569,6 +570,21 @@ def test_a_sample_whose_fields_have_other_types_or_do_not_fit_is_neither_saved_n
     code, text = code_of(lambda: loaded(tmp_path / "made", samples=samples))
     assert code == "B106"
     assert "made, line 3: no saved buffer: sample 1: " in text
+
+
+def test_log_probabilities_of_numpy_are_saved(tmp_path):
+    buffer = DataBuffer(8)
+    buffer.put([SampleGroup("a", {}, [Sample([1], [5], [np.float64(-0.5)], [1], 0, "stop")])])
+    buffer.save(tmp_path / "saved")
+    again = DataBuffer(8)
+    again.load(tmp_path / "saved")
+    assert again.take(1)[0].samples[0].logprobs == [-0.5]
+
+
+def test_a_group_that_counts_as_finished_and_is_not_is_not_loaded(tmp_path):
+    code, text = code_of(lambda: loaded(tmp_path / "made", samples=[Sample([1]).to_json()]))
+    assert code == "B106"
+    assert "line 3: no saved buffer: the group 'b' counts as finished, and its samples are not" in text
 
 
 def loaded(path, header=None, **changes):

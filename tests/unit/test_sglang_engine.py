@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 import roost
 from roost.engines.engine import EnginePlace
+from roost.engines.keys import make_key
 from roost.engines.server_process import ServerProcess, ask
 from roost.engines.sglang.command import ROUTES
 from roost.engines.sglang.ending import end_of
@@ -65,7 +66,8 @@ def vars_of(place: EnginePlace) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def engine(home: Path) -> Iterator[SglangEngine]:
     """One engine of two ranks, slow enough to be interrupted, whose memory can be taken away."""
-    place = EnginePlace(engine=3, accelerators=(0, 1), gpu_share=0.5)
+    key = f"-{make_key()}"  # one key in 64 begins like an option
+    place = EnginePlace(engine=3, accelerators=(0, 1), gpu_share=0.5, key=key)
     with serving(home, place, 0.01, offload=True, seed=40, options=["--enable-deterministic-inference"]) as started:
         yield started
 

@@ -99,5 +99,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if not signals.received:
                 raise
-            print(f"roost: while it was stopped: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"roost: while it was stopped: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
             return signals.exit_code

@@ -15,7 +15,7 @@ import ray
 
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.reserve import asking_ray
-from roost.errors import ClusterError, Finding, Fix
+from roost.errors import ClusterError, Finding, Fix, printable
 
 __all__ = ["NEW_CLUSTER", "HeadWatch", "LostNode", "find_lost"]
 
@@ -142,7 +142,8 @@ class HeadWatch:
                 is_told = False
             elif self.is_lost and not is_told:
                 is_told = True
-                logger.critical("%s; %s", self._finding().message, self._finding().rule)
+                finding = self._finding()
+                logger.critical("%s; %s", printable(finding.message), printable(finding.rule))
 
     def _finding(self) -> Finding:
         silent_s = time.monotonic() - self._answered_at

@@ -245,6 +245,8 @@ class DataBuffer:
                 if group.id in known:
                     raise ValueError(f"the group {group.id!r} is there twice")
                 known.add(group.id)
+                if fields["shelf"] == "finished" and not group.is_finished:
+                    raise ValueError(f"the group {group.id!r} counts as finished, and its samples are not")
                 shelves[fields["shelf"]].append(Entry(group, group.oldest_version))
         except ValueError as error:
             raise RolloutError([Finding("B106", f"{path}, line {number}: no saved buffer: {error}")]) from None

@@ -204,7 +204,8 @@ def _check_sample(fields: dict[str, Any]) -> None:
     for name in _INTS:
         if set(map(type, fields[name])) - {int}:
             raise ValueError(f"{name} are whole numbers")
-    if set(map(type, fields["logprobs"])) - {int, float}:
+    kinds = set(map(type, fields["logprobs"]))
+    if not all(issubclass(kind, (int, float)) and kind is not bool for kind in kinds):  # numpy's float64 is a float
         raise ValueError("logprobs are numbers")
     count = len(fields["output_ids"])
     for name in ("logprobs", "versions"):
