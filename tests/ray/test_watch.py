@@ -278,7 +278,7 @@ def test_a_screen_is_left_as_it_was(group: roost.WorkerGroup, four_nodes: LocalR
         process = subprocess.Popen(
             [sys.executable, "-m", "roost", "status", "--watch", "--interval", "0.5", "--address", four_nodes.address],
             cwd=ROOT, env={**os.environ, "TERM": "xterm-256color"}, stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True, preexec_fn=take_terminal,
         )  # fmt: skip
         try:
             shown = read_until(master, b"q to quit", process)
@@ -298,6 +298,12 @@ def test_a_screen_is_left_as_it_was(group: roost.WorkerGroup, four_nodes: LocalR
     assert b"Traceback" not in shown
     if isinstance(ending, bytes):
         assert b"sleepers[1]" in shown.rpartition(b"\x1b[?1049l")[2]  # the last frame stays to be read
+
+
+def take_terminal() -> None:
+    """Make the terminal that of this process, which obeys Ctrl-C also if these tests run in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @contextlib.contextmanager
