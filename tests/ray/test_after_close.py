@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +11,19 @@ from typing import Any
 import pytest
 import ray
 from processes import wait_for
-from rl_parts import Talker
+from rl_parts import Talker, Trainer
 
 import roost
 from roost.engines.handles import EngineHandle
 from roost.plan import ComponentPlan
 from roost.rl.fleet import Fleet
 from roost.rl.rollout import RolloutManager
+from roost.rl.train import TrainGroup
 from roost.testing import LocalRay
 from roost.worker import GroupRequest
 
 JOB = {"cluster": {"component_placement": {"rollout": {"placement": 1, "role": "rollout"}}}}
+BROADCAST_JOB = {"cluster": {"component_placement": {"actor": "0", "rollout": "4"}}}
 
 
 class Echo(roost.Worker):
@@ -73,6 +76,7 @@ def test_nothing_connects_again_after_ray_was_shut_down(four_nodes: LocalRay) ->
         refused(lambda: group.say("again"))
         refused(group.states)
         refused(group.stacks)
+        refused(lambda: group.call_beside("stacks"))
         refused(lambda: group.open_lanes([0]))
         refused(lambda: roost.WorkerGroup.attach("echo", cluster))
         refused(lambda: GroupRequest(Echo).launch(cluster))
@@ -86,6 +90,30 @@ def test_nothing_connects_again_after_ray_was_shut_down(four_nodes: LocalRay) ->
         group.close()
         fleet.close()
         assert not ray.is_initialized()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("ending", ["close", "shutdown"])
+def test_an_update_by_broadcast_does_not_connect_again(four_nodes: LocalRay, ending: str) -> None:
+    cluster = roost.Cluster(num_nodes=4)
+    plan = roost.Plan.resolve(BROADCAST_JOB, cluster)
+    rollout = RolloutManager(cluster, plan, Talker, router=None)
+    train = TrainGroup(cluster, Trainer, plan)
+    train.init()
+    train.connect(rollout)
+    assert "broadcast" in train.update_weights().bytes_by_transport
+    folder = rollout._weights_folder.path()
+    if ending == "close":
+        cluster.close()
+    else:
+        ray.shutdown()
+        refused(train.update_weights)
+        rollout.close()
+    assert not ray.is_initialized()
+    assert not os.path.exists(folder), "close() goes on after what it cannot do any more"
+    refused(train.update_weights)
+    rollout.close()
+    cluster.close()
     assert not ray.is_initialized()
 
 

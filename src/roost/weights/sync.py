@@ -368,6 +368,7 @@ class WeightSync:
                 with contextlib.suppress(Exception):
                     collectives.remove(channel.id)
         self._members, self._channels, self._files, self._connected = [], [], [], None
+        self._has_broadcasts = False
         if self._flags is not None:
             self._flags.close()
             self._flags = None

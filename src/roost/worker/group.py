@@ -201,7 +201,11 @@ class WorkerGroup:
 
         Returns:
             One reference per rank.
+
+        Raises:
+            ClusterError: The cluster was closed, or its connection to Ray has ended (R115), or Ray's head is lost (R116).
         """
+        self._check_open()
         return [handle.call_beside.remote(method, args) for handle in self._handles]
 
     # Watching ------------------------------------------------------------------------------
