@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -41,7 +42,7 @@ def test_operations_end_at_their_deadlines_while_an_engine_hangs(
             assert f"the last at rollout/1 ({rollout.engines[1].url}): no answer before the deadline" in str(
                 failed.value
             )
-            assert "rollout/1: the process of rank 1 on node 0 has not answered for" in str(failed.value)
+            assert re.search(r"rollout/1: .* has not answered for", str(failed.value)), "its process, or its /health"
 
             monkeypatch.setattr(rollout, "_sync_timeout_s", 6.0)
             with pytest.raises(roost.RolloutError, match=r"engines keep version 1|some may have version 1") as kept:
@@ -49,7 +50,7 @@ def test_operations_end_at_their_deadlines_while_an_engine_hangs(
             assert kept.value.codes == ("S205",)
             assert "rollout/1: " in str(kept.value)
 
-            with pytest.raises(roost.CallTimeoutError, match="1 of 1 ranks did not end within 3 s"):
+            with pytest.raises(roost.CallTimeoutError, match="1 of 1 ranks did not end within "):
                 rollout.pause(timeout_s=3.0)
             assert time.monotonic() - started < 120, "15 s of deadlines, where each step used to wait by itself"
             rollout.close()
