@@ -25,7 +25,7 @@ ANSWER_S = 2.0
 NAMED_S = 2.0
 """Errors of requests name engines that have not answered for so many seconds."""
 REMOVE_S = 5.0
-"""Seconds that the router may take to forget an engine before its processes are ended."""
+"""Seconds that the router may take to forget an engine whose processes were ended."""
 STOP_S = 60.0
 """Seconds to wait for the end of the thread: it calls Ray, and must not do so after the cluster is closed."""
 
@@ -152,6 +152,11 @@ class Fleet:
         """Those that run, as far as is known."""
         return [engine for engine in self._engines if engine.is_alive]
 
+    def gone(self) -> list[EngineHandle | ExternalEngine]:
+        """Return the engines that do not run, once evictions in progress have ended: their processes are gone."""
+        with self._evicting:
+            return [engine for engine in self._engines if not engine.is_alive]
+
     def find_dead(self, timeout_s: float = ANSWER_S) -> list[EngineHandle]:
         """Look which engines are gone; take them out of the router, and return the new ones."""
         deadline_s = time.monotonic() + min(ANSWER_S, timeout_s)
@@ -181,22 +186,24 @@ class Fleet:
                 self._evict(engine, identity, f"{self.pulses.described(engine)}; {limit}")
 
     def _evict(self, engine: EngineHandle | ExternalEngine, identity: tuple[str, int], reason: str) -> bool:
-        """Take an engine out of the router, and end its processes; its requests are then sent to others.
+        """End the processes of an engine, and take it out of the router; its requests are then sent to others.
 
         Returns:
             Whether it was alive until now, in this incarnation.
         """
-        with self._evicting:
+        with self._evicting:  # all of it: recover() gives the engine another group and another URL
             if not engine.is_alive or engine.identity != identity:
                 return False
             engine.is_alive = False
             self._evicted = [*self._evicted[-15:], (time.monotonic(), f"{engine.name} was ended: {reason}")]
-        if not reason.startswith("its process"):
-            logger.warning("%s is ended, and recover() starts it again: %s", engine.name, reason)
-        self._unregister(engine)
-        if isinstance(engine, EngineHandle):
-            engine.end_members()
-        return True
+            if not reason.startswith("its process"):
+                logger.warning("%s is ended, and recover() starts it again: %s", engine.name, reason)
+            try:
+                if isinstance(engine, EngineHandle):
+                    engine.end_members()
+            finally:
+                self._unregister(engine)
+            return True
 
     def hung(self) -> list[EngineHandle | ExternalEngine]:
         """Engines that have left a question open for longer than it usually takes to answer."""

@@ -398,7 +398,7 @@ class RolloutManager:
             if is_new and self.url:
                 self._running.find_dead_external()  # the router would wait for them
                 self._running.use_router(self.url)
-            gone = [engine for engine in self._engines if not engine.is_alive]
+            gone = self._running.gone()
             with ThreadPoolExecutor(RESTARTS) as pool:
                 failures = [error for error in pool.map(self._bring_back, gone) if error is not None]
             back = [engine for engine in gone if engine.is_alive]
