@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from roost.engines.handles import EngineHandle
+from roost.errors import Finding, RolloutError
 from roost.rl.fleet import Fleet
+from roost.rl.rollout import RolloutManager
 
 WAIT_S = 60.0
 
@@ -21,6 +23,12 @@ class Group:
 
     def kill_workers(self, ranks):
         self.events.append(("end", self.name))
+
+    def ask_states(self, ranks):
+        return list(ranks)
+
+    def read_states(self, asked, timeout):
+        return [{"rank": rank, "state": "idle"} for rank in asked]
 
 
 class Hub:
@@ -104,3 +112,82 @@ def test_an_engine_whose_processes_cannot_be_ended_gets_no_requests(events, flee
     assert events == [("remove", "http://engine-0")]
     assert not engine.is_registered
     assert not fleet.serves
+
+
+def refusing(*urls):
+    """A router that does not take these engines."""
+
+    def during(method, url, *rest):
+        if method == "add" and url in urls:
+            raise RolloutError([Finding("E107", f"the router did not take the engine at {url}")])
+
+    return during
+
+
+def test_an_engine_that_the_router_does_not_take_keeps_no_other_out(events, fleet_of):
+    engines = engines_of(Group("engines", events), 4, is_registered=True)
+    engines[3].is_alive = False
+    hub = Hub(events, refusing("http://engine-1", "http://engine-2"))
+    fleet = fleet_of(engines, hub)
+    with pytest.raises(RolloutError) as caught:
+        fleet.use_router("http://router-2")
+    assert caught.value.codes == ("E107", "E107")
+    assert "engine-1" in str(caught.value)
+    assert "engine-2" in str(caught.value)
+    assert [engine.is_registered for engine in engines] == [True, False, False, False]
+    assert fleet.serves
+    events.clear()
+    hub.during = refusing("http://engine-2")
+    with pytest.raises(RolloutError, match="engine-2"):
+        fleet.register(fleet.alive)
+    assert [engine.is_registered for engine in engines] == [True, True, False, False]
+    assert sorted(events) == [("add", "http://engine-1"), ("add", "http://engine-2")], "only those that were not taken"
+
+
+def test_an_engine_that_dies_while_the_router_takes_it_gets_no_requests(events, fleet_of):
+    (engine,) = engines_of(Group("engine", events))
+    fleet = fleet_of([engine], Hub(events, lambda *call: setattr(engine, "is_alive", False)))
+    fleet.register([engine])
+    assert not engine.is_registered
+    assert events == [("add", engine.url), ("remove", engine.url)]
+
+
+def test_the_router_gets_no_more_time_for_an_engine_than_is_left(events, fleet_of):
+    limits = []
+    (engine,) = engines_of(Group("engine", events))
+    fleet = fleet_of([engine], Hub(events, lambda method, url, key, timeout_s: limits.append(timeout_s)))
+    for timeout_s in (None, 3.0, 1000.0):
+        engine.is_registered = False
+        fleet.register([engine], timeout_s)
+    assert limits == [70.0, 3.0, 70.0]
+
+
+def manager_of(fleet, engines, routers):
+    """A manager of version 3, whose router was started again as often as ``routers`` says."""
+    manager = object.__new__(RolloutManager)
+
+    def restart(engine):
+        engine.incarnation += 1
+        engine.url, engine.version, engine.is_alive = "http://later", 0, True
+
+    manager._fleet, manager._engines, manager._groups = fleet, engines, []
+    manager._hub_starter = SimpleNamespace(recover=lambda: routers.pop(0), url="http://router-2")
+    manager._starter = SimpleNamespace(restart=restart)
+    manager._cluster = SimpleNamespace(lost_nodes=lambda ranks: [])
+    manager.version = manager._last_version = 3
+    return manager
+
+
+def test_recovery_goes_on_after_an_engine_that_the_router_does_not_take(events, fleet_of):
+    engines = engines_of(Group("engines", events), 3, is_registered=True, version=3)
+    engines[2].is_alive = engines[2].is_registered = False
+    hub = Hub(events, refusing("http://engine-1"))
+    manager = manager_of(fleet_of(engines, hub), engines, [True, False])
+    with pytest.raises(RolloutError, match="http://engine-1") as caught:
+        manager.recover()
+    assert caught.value.codes == ("E107",)
+    assert [engine.is_alive for engine in engines] == [True, True, True]
+    assert [engine.is_registered for engine in engines] == [True, False, False]
+    hub.during = refusing()
+    assert manager.recover() == []
+    assert [engine.is_registered for engine in engines] == [True, True, False], "the last one waits for an update"

@@ -43,12 +43,16 @@ from roost.engines.keys import VARIABLE, headers_of, make_key
 from roost.engines.server_process import LOG_LINES, ServerProcess, opener
 from roost.errors import Finding, Fix, RolloutError, did_you_mean
 
-__all__ = ["RoutedWorker", "Router"]
+__all__ = ["RoutedWorker", "Router", "add_limit_s"]
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
 PERIOD_S = 0.05
 NOTICE_S = 2.0
 """Seconds after which the end of the router's process has been noticed for certain."""
+STARTUP_S = 60
+"""Seconds that the router waits by default for an engine that does not answer yet."""
+SLACK_S = 10.0
+"""Seconds beyond that in which the router says that it gave up."""
 NO_KEY = "none"
 """Presented to engines that have no key, which would be shown the router's otherwise."""
 
@@ -68,6 +72,11 @@ class RoutedWorker:
     url: str
     is_healthy: bool
     load: int
+
+
+def add_limit_s(settings: Mapping[str, Any]) -> float:
+    """Return the seconds that :meth:`Router.add` waits by default where the router has these settings."""
+    return float(settings.get("worker_startup_s", STARTUP_S)) + SLACK_S
 
 
 class Router:
@@ -94,7 +103,7 @@ class Router:
         policy: str = "round_robin",
         *,
         request_timeout_s: int = 1800,
-        worker_startup_s: int = 60,
+        worker_startup_s: int = STARTUP_S,
         health_period_s: int = 2,
         retries: int = 5,
         log_level: str = "warn",
@@ -202,7 +211,7 @@ class Router:
         Args:
             url: The engine's base URL.
             key: The engine's key, which the router presents with each request; empty: it has none.
-            timeout_s: Seconds to wait until the router has found the engine healthy.
+            timeout_s: Seconds to wait until the router has found the engine healthy; ``None``: until it gives up.
 
         Raises:
             RolloutError: Where the engine does not answer in time, with what the router says (E107).
@@ -222,7 +231,7 @@ class Router:
                 raise self._error("E107", f"the router cannot reach the engine at {url}: {status.get('message')}")
             return False
 
-        limit_s = self._startup_s + 10.0 if timeout_s is None else timeout_s
+        limit_s = self._startup_s + SLACK_S if timeout_s is None else timeout_s
         self._wait(is_in, limit_s, "E107", f"the router did not take the engine at {url}")
         found = self._find(url)
         return found or RoutedWorker(worker_id, url, True, 0)

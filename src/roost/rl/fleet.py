@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 from roost.engines.client import EngineClient
 from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.engines.pulses import Pulses
-from roost.errors import ClusterError, Finding, RoostError
+from roost.errors import ClusterError, Finding, RolloutError, RoostError
 from roost.rl.hub import HubLink
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "joined"]
 
 IN_FLIGHT = 2048
 """Requests in flight of one call, each for one sample. Engines queue those for which they have no memory."""
@@ -43,6 +44,7 @@ class Fleet:
         url: Of the router; empty: there is none.
         key: Of the router.
         silence_limit_s: Seconds without an answer after which an engine counts as hung, and is ended.
+        add_s: Seconds that the router may take to find a new engine healthy.
 
     Attributes:
         client: Sends requests to the router, or to all engines that get requests in turn.
@@ -57,6 +59,7 @@ class Fleet:
         url: str,
         key: str,
         silence_limit_s: float = 60.0,
+        add_s: float = 70.0,
     ) -> None:
         self.client = EngineClient(url, concurrency=IN_FLIGHT, key=key)
         self.changing = threading.RLock()
@@ -64,6 +67,7 @@ class Fleet:
         self._hub = hub
         self._url = url
         self._key = key
+        self._add_s = add_s
         self.pulses = Pulses(silence_limit_s)
         self._evicting = threading.Lock()
         self._evicted: list[tuple[float, str]] = []
@@ -96,28 +100,54 @@ class Fleet:
         """Whether anybody gets requests."""
         return any(engine.is_registered for engine in self._engines)
 
-    def register(self, engines: Sequence[EngineHandle | ExternalEngine]) -> None:
-        """Lets engines get requests."""
+    def register(self, engines: Sequence[EngineHandle | ExternalEngine], timeout_s: float | None = None) -> None:
+        """Let engines get requests; those that get them already are left as they are.
+
+        Args:
+            engines: The engines.
+            timeout_s: Seconds that the router may take for each engine, at most ``add_s``; ``None``: ``add_s``.
+
+        Raises:
+            RoostError: The router did not take all of them; the others get requests.
+        """
+        limit_s = self._add_s if timeout_s is None else min(timeout_s, self._add_s)
         new = [engine for engine in engines if engine.url and not engine.is_registered]
-        if self._url and new:
-            with ThreadPoolExecutor(min(16, len(new))) as pool:
-                list(pool.map(lambda engine: self._hub.call("router", "add", engine.url, engine.key), new))
-        for engine in new:
-            engine.is_registered = True
+        with ThreadPoolExecutor(16) as pool:
+            failures = [error for error in pool.map(self._add, new, repeat(limit_s)) if error is not None]
         self._route()
+        if failures:
+            raise joined(failures)
+
+    def _add(self, engine: EngineHandle | ExternalEngine, timeout_s: float) -> RoostError | None:
+        """Let an engine get requests, and return what went wrong."""
+        identity, url = engine.identity, engine.url
+        try:
+            if self._url:
+                self._hub.call("router", "add", url, engine.key, timeout_s)
+        except RoostError as error:
+            return error
+        with self._evicting:
+            if engine.is_alive and engine.identity == identity:
+                engine.is_registered = True
+                return None
+        self._remove(url)  # it died meanwhile
+        return None
 
     def _unregister(self, engine: EngineHandle | ExternalEngine) -> None:
         if engine.is_registered:
             engine.is_registered = False
             self._route()
-            with contextlib.suppress(RoostError):
-                self._hub.call("router", "remove", engine.url, REMOVE_S)
+            self._remove(engine.url)
+
+    def _remove(self, url: str) -> None:
+        with contextlib.suppress(RoostError):
+            self._hub.call("router", "remove", url, REMOVE_S)
 
     def use_router(self, url: str) -> None:
         """Use a router that was started again: it is told of all engines that get requests.
 
         Raises:
-            RoostError: It did not take all of them; those are registered at the next opportunity.
+            RoostError: It did not take all of them; the others get requests.
         """
         with self.changing:
             before = [engine for engine in self.alive if engine.is_registered]
@@ -168,9 +198,9 @@ class Fleet:
         found = []
         for engine, identity, states in asked:
             read = engine.group.read_states(states, max(0.0, deadline_s - time.monotonic()))
-            if any(state["state"] == "dead" for state in read) and self._evict(engine, identity, "its process ended"):
-                found.append(engine)
-        return found
+            if any(state["state"] == "dead" for state in read):
+                found.append((engine, identity, "its process ended"))
+        return [engine for engine, identity, reason in found if self._evict(engine, identity, reason)]
 
     def _look(self) -> None:
         """Ask all engines for a sign of life, and evict those that are dead, or silent beyond the limit."""
@@ -221,3 +251,8 @@ class Fleet:
             engine.is_alive = False
             self._unregister(engine)
         return bool(gone)
+
+
+def joined(errors: Sequence[RoostError]) -> RoostError:
+    """Return one error for several engines; one alone is left as it is."""
+    return errors[0] if len(errors) == 1 else RolloutError(finding for error in errors for finding in error.findings)

@@ -58,6 +58,8 @@ _WAITING = {
     "acquire": inspect.signature(LeaseLock.acquire),
 }
 """Calls that may wait in the hub, all of them with a ``timeout_s``."""
+_ROUTER_WAITS = {"add": inspect.signature(Router.add), "remove": inspect.signature(Router.remove)}
+"""Calls of the router that wait for an engine, with a ``timeout_s``, too."""
 _LATE = {"B102", "B103", "L101"}
 """What they raise when that time is over."""
 
@@ -237,6 +239,12 @@ def _hub_died(hub: WorkerGroup, error: WorkerDiedError) -> RolloutError:
 
 def _patience_s(part: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
     """Seconds to wait for the reply to a call; ``None``: as long as the hub is alive."""
+    if part == "router":
+        if method not in _ROUTER_WAITS:
+            return ANSWER_S
+        given = _ROUTER_WAITS[method].bind(None, *args, **kwargs)
+        given.apply_defaults()
+        return ANSWER_S + (given.arguments["timeout_s"] or 0.0)
     if method not in _WAITING:
         return ANSWER_S if part == "lock" else None
     limit_s: float | None = _WAITING[method].bind(None, *args, **kwargs).arguments.get("timeout_s")

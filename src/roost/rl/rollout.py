@@ -15,6 +15,7 @@ from roost.data.samples import SampleGroup
 from roost.engines.engine import Engine
 from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.engines.keys import make_key
+from roost.engines.router import add_limit_s
 from roost.engines.starting import EngineStarter
 from roost.errors import (
     CallTimeoutError,
@@ -27,7 +28,7 @@ from roost.errors import (
     counted,
 )
 from roost.plan import ComponentPlan, Plan
-from roost.rl.fleet import Fleet
+from roost.rl.fleet import Fleet, joined
 from roost.rl.generating import Generator
 from roost.rl.hub import BufferClient, LockClient
 from roost.rl.hub_starting import HubStarter
@@ -49,6 +50,8 @@ STOP_S = 10.0
 """Seconds that engines may take to close their channels and to stop, before their processes are ended."""
 COMMAND_S = 600.0
 """Seconds that a command to all engines may take by default: pausing waits for running requests."""
+REGISTER_S = 1.0
+"""Seconds that the router has for each new engine, also when an update has used up all of its time."""
 GO_ON_S = 0.3
 """Seconds to have engines go on when the deadline of an update has passed."""
 
@@ -113,6 +116,7 @@ class RolloutManager:
         self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
         self._sync_timeout_s = sync_timeout_s
         self._silence_limit_s = silence_limit_s
+        self._add_s = add_limit_s(router or {})
         self._engines: list[EngineHandle | ExternalEngine] = []
         self._groups: list[WorkerGroup] = []
         self._reservations: list[int] = []
@@ -154,7 +158,7 @@ class RolloutManager:
         keys = external if isinstance(external, Mapping) else {}
         self._engines += [self._starter.find_external(address, keys.get(address, "")) for address in external]
         self._last_version = max(engine.version for engine in self._engines) if self._engines else 0
-        self._fleet = Fleet(self.name, self._engines, link, self.url, self.key, self._silence_limit_s)
+        self._fleet = Fleet(self.name, self._engines, link, self.url, self.key, self._silence_limit_s, self._add_s)
         self._fleet.register(self._engines)
         self._fleet.watch()
         self._generator = Generator(self.name, self._fleet, self.lock)
@@ -285,7 +289,7 @@ class RolloutManager:
             version = self._last_version + 1
             report = self._send(self._sync, version, pause, deadline)
             self.version = self._last_version = version
-            self._running.register(self.alive_engines)
+            self._running.register(self.alive_engines, deadline.left_s(at_least_s=REGISTER_S))
             return report
 
     def _send(self, sync: WeightSync, version: int, pause: str, deadline: Deadline) -> SyncReport:
@@ -390,24 +394,32 @@ class RolloutManager:
 
         Raises:
             ClusterError: The managers of the job have died (R150).
-            RoostError: Where some did not start, for all of them; the others are back all the same.
+            RoostError: Some did not start, or the router did not take them; the others are back all the same. Call it
+                again to try again.
         """
         with self._running.changing:
             is_new = self._hub_starter.recover()
             self.find_dead()
             if is_new and self.url:
                 self._running.find_dead_external()  # the router would wait for them
-                self._running.use_router(self.url)
+                with contextlib.suppress(RoostError):  # what it did not take is tried again below
+                    self._running.use_router(self.url)
             gone = self._running.gone()
             with ThreadPoolExecutor(RESTARTS) as pool:
                 failures = [error for error in pool.map(self._bring_back, gone) if error is not None]
             back = [engine for engine in gone if engine.is_alive]
             self._last_version = max(self._last_version, *(engine.version for engine in back), 0)
-            if self.version == 0:
-                self._running.register(back)
+            try:
+                self._running.register([engine for engine in self.alive_engines if self._may_serve(engine, back)])
+            except RoostError as error:
+                failures.append(error)
             if failures:
-                raise failures[0] if len(failures) == 1 else RolloutError(f for e in failures for f in e.findings)
+                raise joined(failures)
             return back
+
+    def _may_serve(self, engine: EngineHandle | ExternalEngine, back: Sequence[EngineHandle | ExternalEngine]) -> bool:
+        """Whether an engine has the weights that requests are for: those that are just back wait for an update."""
+        return self.version == 0 or (engine.version == self.version and engine not in back)
 
     def _bring_back(self, engine: EngineHandle | ExternalEngine) -> RoostError | None:
         """Starts an engine again, or sees whether one elsewhere answers; returns what went wrong."""

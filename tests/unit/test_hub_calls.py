@@ -1,0 +1,143 @@
+"""Calls of a hub, and its recovery, with a stand-in for its process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from roost.errors import CallTimeoutError, Finding, RolloutError, WorkerDiedError, WorkerError
+from roost.rl.hub import ANSWER_S, HubLink
+from roost.rl.hub_starting import HubStarter
+from roost.worker import WorkerGroup
+
+SETTINGS = (SimpleNamespace(namespace="jobs"), "rollout", 8, 10.0, {}, "key", None)
+
+
+class Result:
+    """What a call gives, or raises; it notes for how long it was waited for."""
+
+    def __init__(self, value, waits=None):
+        self.value, self.waits = value, [] if waits is None else waits
+
+    def wait(self, timeout_s=None):
+        self.waits.append(timeout_s)
+        if isinstance(self.value, Exception):
+            raise self.value
+        return [self.value]
+
+
+def died():
+    return WorkerDiedError([Finding("W202", "the hub died during check()")], "rollout-hub", 0, 0)
+
+
+def ended():
+    """The router's error, as it comes out of a call."""
+    error = WorkerError([Finding("W201", "check() raised")], "rollout-hub", 0, 0, "")
+    error.__cause__ = RolloutError([Finding("E106", "the router has ended")])
+    return error
+
+
+class HubGroup:
+    """A hub as its callers see it; ``calls`` are the answers of its router, in turn."""
+
+    name = "rollout-hub"
+    cluster = SimpleNamespace(get_node_ip=lambda rank: "127.0.0.1")
+
+    def __init__(self, state="idle", calls=(), router_start="http://router"):
+        self.state, self.calls, self.router_start = state, list(calls), router_start
+        self.waits, self.is_closed = [], False
+
+    def open_lanes(self, ranks, in_order=True):
+        pass
+
+    def begin_in_lane(self, rank, part, method, args, kwargs):
+        return None
+
+    def router(self, method, args, kwargs):
+        return Result(self.calls.pop(0), self.waits)
+
+    def start_router(self):
+        return Result(self.router_start)
+
+    def notes(self):
+        return Result([])
+
+    def states(self, ranks, timeout):
+        return [{"state": self.state}]
+
+    def node_rank_of(self, rank):
+        return 0
+
+    def actor_id(self, rank):
+        return "one"
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def no_successor(monkeypatch):
+    def attach(name, cluster):
+        return SimpleNamespace(actor_id=lambda rank: "one")
+
+    monkeypatch.setattr(WorkerGroup, "attach", staticmethod(attach))
+
+
+def test_calls_of_the_router_are_not_waited_for_without_end():
+    late = CallTimeoutError([Finding("W203", "rank 0 did not end")])
+    group = HubGroup(calls=[late] * 5)
+    link = HubLink(group)
+    for call in (
+        ("check",),
+        ("workers",),
+        ("add", "http://engine", "key", 7.0),
+        ("remove", "http://engine", 5.0),
+        ("remove", "http://engine"),
+    ):
+        with pytest.raises(CallTimeoutError):
+            link.call("router", *call)
+    assert group.waits == [ANSWER_S, ANSWER_S, ANSWER_S + 7.0, ANSWER_S + 5.0, ANSWER_S + 30.0]
+
+
+@pytest.fixture
+def starter(monkeypatch):
+    made = HubStarter(*SETTINGS)
+
+    def launch():
+        made._group = HubGroup()
+        made.url = "http://another-router"
+
+    monkeypatch.setattr(made, "_launch", launch)
+    return made
+
+
+@pytest.mark.parametrize(
+    "first",
+    [HubGroup("dead"), HubGroup(calls=[died()]), HubGroup(calls=[ended()], router_start=died())],
+    ids=["before", "before-check", "before-the-start-of-its-router"],
+)
+def test_a_hub_that_dies_while_it_is_recovered_is_started_again(starter, first):
+    starter._group = first
+    link = starter.link
+    assert starter.recover()
+    assert first.is_closed
+    assert starter.group is not first
+    assert starter.link is link
+    assert link.group is starter.group
+    assert starter.url == "http://another-router"
+
+
+@pytest.mark.parametrize(("calls", "is_new"), [([None], False), ([ended()], True)], ids=["alive", "ended"])
+def test_a_router_that_has_ended_is_started_again_in_its_hub(starter, calls, is_new):
+    starter._group = first = HubGroup(calls=calls)
+    assert starter.recover() is is_new
+    assert starter.group is first
+    assert starter.url == ("http://router" if is_new else "")
+
+
+def test_a_hub_that_does_not_answer_is_left_alone(starter):
+    starter._group = first = HubGroup("silent", calls=[CallTimeoutError([Finding("W203", "rank 0 did not end")])])
+    with pytest.raises(CallTimeoutError):
+        starter.recover()
+    assert not first.is_closed
