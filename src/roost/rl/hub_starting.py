@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roost.cluster import Cluster
-from roost.errors import RolloutError, RoostError
+from roost.errors import RolloutError, RoostError, WorkerDiedError
 from roost.placement import NodePlacementStrategy
 from roost.rl.hub import CONCURRENCY, Hub, HubLink
 from roost.worker import GroupRequest, WorkerGroup
@@ -17,6 +17,8 @@ __all__ = ["HubStarter"]
 
 LOOK_S = 10.0
 """Seconds to wait for the hub to say that it is there; one that is silent is not dead."""
+ROUTER_S = 180.0
+"""Seconds to wait for the hub to start the router again, for which it has two attempts of a minute."""
 REMOVE_S = 10.0
 """Seconds to wait for the hub to remove its journal at the end."""
 
@@ -84,19 +86,28 @@ class HubStarter:
             RoostError: It did not start.
         """
         (state,) = self.group.states([0], timeout=LOOK_S)
-        if state["state"] == "dead":
-            self.group.close()
-            self._launch()
-            self.link.connect(self.group)
-            for note in self.group.notes().wait()[0]:
-                logger.warning("%s was started again: %s", self._name, note)
-            return True
-        if self._has_router:
+        if state["state"] != "dead":
             try:
-                self.link.call("router", "check")
-            except RolloutError:
-                self.url = self.group.start_router().wait()[0]
-                return True
+                return self._has_router and self._start_dead_router()
+            except (RolloutError, WorkerDiedError) as error:  # S210, W202: it has died since it was asked
+                if isinstance(error, RolloutError) and "S210" not in error.codes:
+                    raise
+        self.group.close()
+        self._launch()
+        self.link.connect(self.group)
+        for note in self.group.notes().wait()[0]:
+            logger.warning("%s was started again: %s", self._name, note)
+        return True
+
+    def _start_dead_router(self) -> bool:
+        """Start the router again if its process has ended; return whether it had."""
+        try:
+            self.link.call("router", "check")
+        except RolloutError as error:
+            if "S210" in error.codes:
+                raise
+            self.url = self.group.start_router().wait(ROUTER_S)[0]
+            return True
         return False
 
     def _launch(self) -> None:
