@@ -10,7 +10,8 @@ import ray
 from processes import ray_state, wait_for
 
 import roost
-from roost.cluster import NodeManager
+from roost.cluster import NodeManager, managers
+from roost.cluster.plans import live_plan
 from roost.testing import LocalRay
 
 
@@ -36,6 +37,7 @@ def test_dead_managers_are_named_and_workers_go_on(four_nodes: LocalRay) -> None
             (lambda: Adder.create_group().launch(cluster, name="others"), "register_group"),
             (lambda: cluster.reserve({1: [0]}), "reserve"),
             (lambda: roost.WorkerGroup.attach("adders", cluster), "get_groups"),
+            (lambda: live_plan(cluster.managers), "get_plans"),
         ):
             with pytest.raises(roost.ClusterError, match=rf"{where}{method}\(\) was not done") as caught:
                 call()
@@ -49,6 +51,29 @@ def test_dead_managers_are_named_and_workers_go_on(four_nodes: LocalRay) -> None
         assert group.add(2, 3).wait() == [5], "workers go on"
     finally:
         cluster.close()
+    wait_for(lambda: ray_state() == before, "as it was before")
+    with roost.Cluster(num_nodes=4) as again:
+        assert again.num_nodes == 4
+
+
+class Stillborn:
+    """Managers whose process ends before they can answer."""
+
+    def __init__(self, *arguments: object) -> None:
+        os._exit(1)
+
+    def owner(self) -> None:
+        """It is asked for at the start."""
+
+
+def test_managers_that_die_at_their_start_are_named(four_nodes: LocalRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ray_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(managers, "_Managers", Stillborn)
+        where = rf"the job's managers on node 0 \({four_nodes.node_address(0)}\) have died: "
+        with pytest.raises(roost.ClusterError, match=rf"{where}owner\(\) was not done") as caught:
+            roost.Cluster(num_nodes=4)
+        assert caught.value.codes == ("R150",)
     wait_for(lambda: ray_state() == before, "as it was before")
     with roost.Cluster(num_nodes=4) as again:
         assert again.num_nodes == 4

@@ -182,7 +182,7 @@ def start_managers(
     """Starts the managers on node 0, and waits until they answer.
 
     Raises:
-        ClusterError: Where another job has this namespace.
+        ClusterError: Another job has this namespace (R103), or the managers died (R150) or did not answer (R107).
     """
     owner = {
         "user": getpass.getuser(),
@@ -201,11 +201,10 @@ def start_managers(
     except ValueError:
         raise ClusterError([_taken(namespace)]) from None
     try:
-        ray.get(handle.owner.remote(), timeout=timeout_s)
-    except ray.exceptions.GetTimeoutError:
+        ask_managers(handle, "owner", timeout_s=timeout_s)
+    except ClusterError:
         ray.kill(handle)
-        message = f"the managers on node 0 ({nodes[0].address}) did not answer within {timeout_s:g} s"
-        raise ClusterError([Finding("R107", message)]) from None
+        raise
     return handle
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from roost.cluster.manager_calls import ask_managers
 from roost.placement import PlacementMode
 from roost.plan import ComponentPlan, Plan
 from roost.plan.machines import device_uuids
@@ -39,10 +40,12 @@ def live_plan(managers: ray.actor.ActorHandle, timeout_s: float = 30.0) -> LiveP
     """The plan of all groups that run now, under the names of their components.
 
     A second group of the same component goes by its own name.
+
+    Raises:
+        ClusterError: The managers have died or cannot be reached (R150), or do not answer in time (R107).
     """
-    packed, topology, nodes = ray.get(
-        [managers.get_plans.remote(), managers.get_topology.remote(), managers.get_nodes.remote()], timeout=timeout_s
-    )
+    methods = ("get_plans", "get_topology", "get_nodes")
+    packed, topology, nodes = (ask_managers(managers, method, timeout_s=timeout_s) for method in methods)
     components: dict[str, ComponentPlan] = {}
     groups: dict[str, NodeGroup] = {group.label: group for group in topology.groups}
     modes = set()
