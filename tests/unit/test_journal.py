@@ -18,7 +18,7 @@ from journal_writer import group
 from serving import SOURCES
 
 import roost
-from roost.data import journal
+from roost.data import journal, shelves
 from roost.data import journaled_buffer as journaled
 from roost.data.journaled_buffer import JournaledBuffer
 from roost.data.lock import LeaseLock
@@ -156,6 +156,41 @@ def test_a_take_whose_answer_was_lost_is_undone_after_the_death(path):
     assert list(found._shelves.in_flight) == ["b"]
     assert [one.id for one in found.drain_stale()] == ["a"]
     assert content(JournaledBuffer(8, path, continues=True)) == content(found)
+
+
+@pytest.fixture(params=["with a journal", "without"])
+def buffer(request, path):
+    return JournaledBuffer(8, path) if request.param == "with a journal" else roost.DataBuffer(8)
+
+
+def set_aside(buffer, *names):
+    """Have a take set these groups aside as stale."""
+    buffer.put([group(name, 1) for name in names])
+    with contextlib.suppress(TimeoutError):
+        buffer.take(8, timeout_s=0, min_version=2)
+
+
+def test_a_drain_whose_answer_was_lost_is_undone_while_the_buffer_lives(buffer, path, monkeypatch):
+    set_aside(buffer, "a", "b")
+    assert len(buffer.drain_stale(ticket="lost")) == 2
+    monkeypatch.setattr(journaled, "SMALL_BYTES", 0)  # the journal is written anew now, with other places in it
+    monkeypatch.setattr(journaled, "GROWTH", 0)
+    buffer.put([group("c", 3), group("b", 3)])
+    assert buffer.undo_takes(["lost", "unknown"]) == 1, "b came again since"
+    assert buffer.undo_takes(["lost"]) == 0
+    if isinstance(buffer, JournaledBuffer):
+        assert content(again(buffer, path)) == content(buffer)
+    assert [one.id for one in buffer.drain_stale(ticket="lost")] == ["a"]
+
+
+def test_drained_groups_are_not_kept_for_long(buffer, monkeypatch):
+    set_aside(buffer, "a")
+    buffer.drain_stale(ticket="first")
+    assert buffer._shelves._drained
+    monkeypatch.setattr(shelves, "UNDO_S", 0.0)
+    buffer.put([group("b")])
+    assert not buffer._shelves._drained
+    assert buffer.undo_takes(["first"]) == 0
 
 
 def test_a_loaded_buffer_is_in_the_journal(path, tmp_path):

@@ -81,7 +81,6 @@ class _JournaledShelves(Shelves):
         self._is_broken = False
         self._retry_s = 0.0
         self._kept_bytes = 0
-        self._drained: dict[str, list[Entry]] = {}
 
     def begin(self, journal: Journal) -> None:
         """Write a journal of what is here, and record changes from now on."""
@@ -131,8 +130,6 @@ class _JournaledShelves(Shelves):
                 self._record((), "set_aside", list(self.stale)[before:])
 
     def drain_stale(self, ticket: str = "") -> list[SampleGroup]:
-        if self._journal is None:  # it is done again: the caller may never have got the groups
-            self._drained[ticket] = list(self.stale.values())
         groups = super().drain_stale(ticket)
         if groups:
             self._record((), "drain_stale", ticket)
@@ -151,15 +148,11 @@ class _JournaledShelves(Shelves):
             self._record((), "give_back", list(keys))
         return moved
 
-    def undo(self, tickets: Sequence[str]) -> int:
-        moved = super().undo(tickets)
-        drained = [entry for ticket in tickets if ticket for entry in self._drained.pop(ticket, ())]
-        for entry in drained:
-            if not self._is_finished_here(entry.group.id):
-                self.stale[entry.group.id] = entry
-        if drained and self._journal is not None:
+    def _undo_drains(self, tickets: Iterable[str]) -> int:
+        moved = super()._undo_drains(tickets)
+        if moved and self._journal is not None:
             self._attempt(self._rewrite, self._journal)
-        return moved + len(drained)
+        return moved
 
     def restore(self, *arguments: Any) -> None:
         super().restore(*arguments)

@@ -16,6 +16,9 @@ from roost.errors import Finding, Fix, RolloutError, counted
 
 __all__ = ["Entry", "Shelves"]
 
+UNDO_S = 300.0
+"""Seconds in which a drain can be undone. A caller notices within about a minute that its connection has ended."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -55,6 +58,7 @@ class Shelves:
         self.partial: OrderedDict[str, Entry] = OrderedDict()
         self.partial_out: dict[str, Entry] = {}
         self.used: OrderedDict[str, None] = OrderedDict()
+        self._drained: OrderedDict[str, tuple[float, list[Entry]]] = OrderedDict()
         self.totals = dict.fromkeys(("put", "taken", "confirmed", "given_back", "repeated", "stale"), 0)
         self._next_number = 0
 
@@ -62,6 +66,7 @@ class Shelves:
 
     def add(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
         """Puts new ones at the end; how many were new. A finished group takes the place of its partial one."""
+        self._forget_drained()
         new = [entry for entry in entries if not self._is_finished_here(entry.group.id)]
         if new and (only_known or len(self.waiting) + len(self.in_flight) + len(new) > self.capacity):
             return None
@@ -107,10 +112,20 @@ class Shelves:
         return self._next_number - 1
 
     def drain_stale(self, ticket: str = "") -> list[SampleGroup]:
-        """Empties the stale shelf."""
-        groups = [entry.group for entry in self.stale.values()]
+        """Empty the stale shelf; for :data:`UNDO_S`, :meth:`undo` with this ticket puts back what was on it."""
+        entries = list(self.stale.values())
         self.stale.clear()
-        return groups
+        self._forget_drained()
+        if ticket and entries:
+            for entry in entries:
+                entry.packed, entry.span = b"", None  # a journal that is written anew does not have it
+            self._drained[ticket] = (time.monotonic(), entries)
+        return [entry.group for entry in entries]
+
+    def _forget_drained(self) -> None:
+        """Forget groups whose drain can no longer be undone."""
+        while self._drained and time.monotonic() - next(iter(self._drained.values()))[0] >= UNDO_S:
+            self._drained.popitem(last=False)
 
     def confirm(self, keys: Sequence[str]) -> int:
         """Forgets groups, wherever they are, and remembers their ids."""
@@ -144,10 +159,18 @@ class Shelves:
         return moved
 
     def undo(self, tickets: Sequence[str]) -> int:
-        """Gives back what calls took whose callers never got it."""
+        """Gives back what calls took, or drained, whose callers never got it."""
         wanted = set(tickets) - {""}
         out = (*self.in_flight.items(), *self.partial_out.items())
-        return self.give_back([key for key, entry in out if entry.ticket in wanted])
+        moved = self.give_back([key for key, entry in out if entry.ticket in wanted])
+        return moved + self._undo_drains(wanted)
+
+    def _undo_drains(self, tickets: Iterable[str]) -> int:
+        """Put drained groups back on the stale shelf, except those that came again since."""
+        drained = [entry for ticket in tickets for entry in self._drained.pop(ticket, (0.0, []))[1]]
+        back = {entry.group.id: entry for entry in drained if not self._is_finished_here(entry.group.id)}
+        self.stale.update(back)
+        return len(back)
 
     # Partial groups ------------------------------------------------------------------------
 
