@@ -80,3 +80,20 @@ def test_a_server_that_is_gone_does_not_answer():
         gone = ExternalEngine(f"http://127.0.0.1:{lease.port}")
         pulses = Pulses(limit_s=1.0)
         looking(pulses, gone, lambda: pulses.silent_s(gone) > pulses.limit_s)
+
+
+def test_others_can_ask_while_it_looks():
+    class Reading:
+        """A probe in place of another thread: it asks for the silence of all engines while they are looked at."""
+
+        silent_s, is_dead, what = 3.0, False, "its process"
+
+        def look(self, step_s):
+            seen.append([pulses.silent_s(engine) for engine in engines])
+
+    seen = []
+    engines = [ExternalEngine(f"http://127.0.0.1:{port}") for port in (1, 2)]
+    pulses = Pulses(limit_s=60.0)
+    pulses._probes = {engine.identity: [Reading()] for engine in engines}
+    pulses.look(engines)
+    assert seen == [[3.0, 3.0], [3.0, 3.0]]

@@ -44,10 +44,11 @@ class Pulses:
         """Ask engines that have no open question, and note who has answered; returns at once."""
         now_s = time.monotonic()
         step_s, self._looked_s = min(STEP_S, now_s - self._looked_s), now_s
-        known, self._probes = self._probes, {}
-        for engine in engines:
-            probes = known.get(engine.identity) or self._probes_of(engine)
-            self._probes[engine.identity] = probes
+        # A new dictionary in one step: other threads read this one meanwhile.
+        self._probes = {
+            engine.identity: self._probes.get(engine.identity) or self._probes_of(engine) for engine in engines
+        }
+        for probes in self._probes.values():
             for probe in probes:
                 probe.look(step_s)
 
