@@ -18,6 +18,7 @@ from processes import alive, is_alive, ray_state, run_driver, wait_for, wardens_
 import roost
 from roost.cluster.warden import bearers_of, end, start_of
 from roost.engines.handles import EngineHandle
+from roost.rl.fleet import Fleet
 from roost.rl.lost_engines import check_nodes_of, none_alive
 from roost.testing import LocalRay, local_ray
 
@@ -164,6 +165,9 @@ def check_engines_of_a_lost_node(cluster: roost.Cluster, group: roost.WorkerGrou
     assert "rollout.recover()" not in text
     assert "cluster.close(); Cluster(num_nodes=0)" in text
     assert "rollout.recover()" in str(none_alive(cluster, [here, there]))
+    fleet = Fleet("nodes", [there], None, "", "key")  # type: ignore[arg-type]
+    wait_for(lambda: fleet.find_dead() == [there], "the dead engine")
+    assert any("nodes/1 was ended: its process ended; node 1 (127.0.0.3) is gone: " in t for t in fleet.troubles(0.0))
     check_nodes_of(cluster, here)
     with pytest.raises(roost.RolloutError, match=r"nodes/1 cannot be started again: node 1 \(127\.0\.0\.3\) is gone"):
         check_nodes_of(cluster, there)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from roost.cluster.losses import LostNode
 from roost.engines.handles import EngineHandle
-from roost.errors import Finding, RolloutError
+from roost.errors import Finding, GenerationError, RolloutError
 from roost.rl.fleet import Fleet
+from roost.rl.generating import Generator
 from roost.rl.rollout import RolloutManager
 
 WAIT_S = 60.0
@@ -18,8 +21,9 @@ WAIT_S = 60.0
 class Group:
     """Workers that note when they are ended."""
 
-    def __init__(self, name, events):
-        self.name, self.events = name, events
+    def __init__(self, name, events, state="idle", lost=()):
+        self.name, self.events, self.state = name, events, state
+        self.cluster = SimpleNamespace(lost_nodes=lambda ranks: [node for node in lost if node.rank in ranks])
 
     def kill_workers(self, ranks):
         self.events.append(("end", self.name))
@@ -28,7 +32,7 @@ class Group:
         return list(ranks)
 
     def read_states(self, asked, timeout):
-        return [{"rank": rank, "state": "idle"} for rank in asked]
+        return [{"rank": rank, "state": self.state} for rank in asked]
 
 
 class Hub:
@@ -191,3 +195,27 @@ def test_recovery_goes_on_after_an_engine_that_the_router_does_not_take(events, 
     hub.during = refusing()
     assert manager.recover() == []
     assert [engine.is_registered for engine in engines] == [True, True, False], "the last one waits for an update"
+
+
+LOST = LostNode(1, "127.0.0.3", "Ray has marked it dead")
+
+
+@pytest.mark.parametrize("how", ["find_dead", "_look"])
+def test_errors_of_requests_name_the_lost_node_of_an_engine(events, fleet_of, how):
+    engines = engines_of(Group("engines", events, "dead", [LOST]), 2)
+    fleet = fleet_of(engines, Hub(events), url="")
+    fleet.pulses = SimpleNamespace(
+        look=lambda engines: None, is_dead=lambda engine: True, silent_s=lambda engine: 0.0, limit_s=60.0
+    )
+
+    def generate_all(requests, **limits):
+        getattr(fleet, how)()
+        raise GenerationError([Finding("E108", "1 of 1 request failed")])
+
+    fleet.client = SimpleNamespace(generate_all=generate_all, names={}, keys={}, urls=[], close=lambda: None)
+    lock = SimpleNamespace(shared=lambda holder, timeout_s: contextlib.nullcontext())
+    with pytest.raises(GenerationError) as caught:
+        Generator("rollout", fleet, lock).generate([], {}, 60.0)
+    text = str(caught.value)
+    assert "rollout/0 was ended: its process ended\n" in text
+    assert "rollout/1 was ended: its process ended; node 1 (127.0.0.3) is gone: Ray has marked it dead" in text

@@ -9,12 +9,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
+from typing import TypeAlias
 
 from roost.engines.client import EngineClient
 from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.engines.pulses import Pulses
 from roost.errors import ClusterError, Finding, RolloutError, RoostError
 from roost.rl.hub import HubLink
+from roost.rl.lost_engines import lost_nodes_of
 
 __all__ = ["Fleet", "joined"]
 
@@ -32,6 +34,9 @@ STOP_S = 60.0
 
 
 logger = logging.getLogger("roost")
+
+_Found: TypeAlias = tuple[EngineHandle | ExternalEngine, tuple[str, int], str]
+"""An engine that is dead or hangs, its identity, and what was seen of it."""
 
 
 class Fleet:
@@ -195,25 +200,35 @@ class Fleet:
             if isinstance(engine, EngineHandle) and not self._closed.is_set():
                 ranks = range(engine.first, engine.first + engine.num_members)
                 asked.append((engine, engine.identity, engine.group.ask_states(ranks)))
-        found = []
+        found: list[_Found] = []
         for engine, identity, states in asked:
             read = engine.group.read_states(states, max(0.0, deadline_s - time.monotonic()))
             if any(state["state"] == "dead" for state in read):
                 found.append((engine, identity, "its process ended"))
-        return [engine for engine, identity, reason in found if self._evict(engine, identity, reason)]
+        return [engine for engine in self._evict_all(found) if isinstance(engine, EngineHandle)]
 
     def _look(self) -> None:
         """Ask all engines for a sign of life, and evict those that are dead, or silent beyond the limit."""
         engines = [(engine, engine.identity) for engine in self.alive]
         self.pulses.look([engine for engine, _ in engines])
+        found: list[_Found] = []
         for engine, identity in engines:
-            if self._closed.is_set():
-                return
             if self.pulses.is_dead(engine):
-                self._evict(engine, identity, "its process ended")
+                found.append((engine, identity, "its process ended"))
             elif self.pulses.silent_s(engine) > self.pulses.limit_s:
                 limit = f"the limit is {self.pulses.limit_s:g} s (silence_limit_s)"
-                self._evict(engine, identity, f"{self.pulses.described(engine)}; {limit}")
+                found.append((engine, identity, f"{self.pulses.described(engine)}; {limit}"))
+        self._evict_all(found)
+
+    def _evict_all(self, found: Sequence[_Found]) -> list[EngineHandle | ExternalEngine]:
+        """Evict engines, and return those that were alive until now; the reasons name nodes that are gone."""
+        lost = lost_nodes_of([engine for engine, _, _ in found])
+        evicted = []
+        for engine, identity, reason in found:
+            reasons = [reason, *map(str, lost.get(engine.name, ()))]
+            if not self._closed.is_set() and self._evict(engine, identity, "; ".join(reasons)):
+                evicted.append(engine)
+        return evicted
 
     def _evict(self, engine: EngineHandle | ExternalEngine, identity: tuple[str, int], reason: str) -> bool:
         """End the processes of an engine, and take it out of the router; its requests are then sent to others.

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
+
+import ray
 
 from roost.cluster import Cluster
 from roost.cluster.losses import NEW_CLUSTER, LostNode
 from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.errors import Finding, Fix, RolloutError
 
-__all__ = ["check_nodes_of", "none_alive"]
+__all__ = ["check_nodes_of", "lost_nodes_of", "none_alive"]
+
+
+def lost_nodes_of(engines: Iterable[EngineHandle | ExternalEngine]) -> dict[str, list[LostNode]]:
+    """Return the nodes of each engine that are gone, by the engine's name; it takes two seconds at most."""
+    own = [engine for engine in engines if isinstance(engine, EngineHandle)]
+    lost: Sequence[LostNode] = ()
+    if own:
+        with contextlib.suppress(ray.exceptions.RayError):  # Ray cannot say
+            lost = own[0].group.cluster.lost_nodes({rank for engine in own for rank in _nodes_of(engine)})
+    return {engine.name: [node for node in lost if node.rank in _nodes_of(engine)] for engine in own}
 
 
 def none_alive(cluster: Cluster, engines: Iterable[EngineHandle | ExternalEngine]) -> RolloutError:
