@@ -21,6 +21,7 @@ from toy_models import VOCABULARY, Gated, samples_in, toy, until
 from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
 from roost.engines.client import EngineClient
 from roost.engines.server import EngineServer
+from roost.errors import ClusterError, Finding
 
 
 @pytest.fixture(scope="module")
@@ -570,6 +571,18 @@ def test_a_bad_request_is_not_tried_again_and_others_are_answered(served, client
 
 def test_the_deadline_ends_it(gated, client):
     assert "no answer before the deadline" in deadline_in_flight(client(gated[2]), [{"input_ids": [1]}])
+    until(lambda: gated[0].info()["num_running_samples"] == 0)
+
+
+def test_a_wait_for_answers_ends_with_the_error_of_its_check(gated, client, monkeypatch):
+    monkeypatch.setattr("roost.engines.client.SLICE_S", 0.05)
+
+    def check():
+        if gated[0].info()["num_running_samples"]:
+            raise ClusterError([Finding("R116", "Ray's head is gone")])
+
+    with pytest.raises(ClusterError, match="head is gone"):
+        client(gated[2]).generate_all([{"input_ids": [1]}], timeout_s=120.0, check=check)
     until(lambda: gated[0].info()["num_running_samples"] == 0)
 
 

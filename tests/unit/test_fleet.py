@@ -10,7 +10,7 @@ import pytest
 
 from roost.cluster.losses import LostNode
 from roost.engines.handles import EngineHandle
-from roost.errors import Finding, GenerationError, RolloutError
+from roost.errors import ClusterError, Finding, GenerationError, RolloutError
 from roost.rl.fleet import Fleet
 from roost.rl.generating import Generator
 from roost.rl.rollout import RolloutManager
@@ -219,3 +219,17 @@ def test_errors_of_requests_name_the_lost_node_of_an_engine(events, fleet_of, ho
     text = str(caught.value)
     assert "rollout/0 was ended: its process ended\n" in text
     assert "rollout/1 was ended: its process ended; node 1 (127.0.0.3) is gone: Ray has marked it dead" in text
+
+
+def test_requests_are_given_up_when_rays_head_is_lost(fleet_of, events):
+    def generate_all(requests, timeout_s, check):
+        check()
+
+    def check():
+        raise ClusterError([Finding("R116", "Ray's head is gone")])
+
+    fleet = fleet_of([], Hub(events))
+    fleet.client = SimpleNamespace(generate_all=generate_all, close=lambda: None)
+    lock = SimpleNamespace(shared=lambda holder, timeout_s: contextlib.nullcontext())
+    with pytest.raises(ClusterError, match="head is gone"):
+        Generator("rollout", fleet, lock, check).generate([], {}, 60.0)

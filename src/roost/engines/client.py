@@ -8,7 +8,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +29,8 @@ RETRIED = (408, 425, 429)
 """Statuses that may be better next time, besides all from 500 up."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
+SLICE_S = 2.0
+"""Seconds between two checks of :meth:`EngineClient.generate_all`."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,18 @@ class EngineClient:
         concurrency: int | None = None,
         timeout_s: float | None = None,
         return_errors: bool = False,
+        *,
+        check: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """As :meth:`generate`, for code without an event loop; several threads may call it at once."""
+        """As :meth:`generate`, for code without an event loop; several threads may call it at once.
+
+        Args:
+            requests: See :meth:`generate`, as for the next three.
+            concurrency: How many are under way at once.
+            timeout_s: How long all of them may take.
+            return_errors: Whether a request that failed has an error in the list.
+            check: Called every two seconds while it waits. What it raises cancels the requests, and is raised.
+        """
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -193,6 +206,8 @@ class EngineClient:
             loop = self._loop
         future = asyncio.run_coroutine_threadsafe(self.generate(requests, concurrency, timeout_s, return_errors), loop)
         try:
+            while not wait([future], SLICE_S).done:
+                check()
             return future.result()
         except BaseException:
             future.cancel()

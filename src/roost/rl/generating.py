@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,14 @@ class Generator:
         name: Name of the rollout, for the lock's messages.
         fleet: The engines, and the client that sends requests to them.
         lock: Held shared while requests are in flight.
+        check: Called every two seconds while requests are in flight; what it raises ends the call.
     """
 
-    def __init__(self, name: str, fleet: Fleet, lock: LockClient) -> None:
+    def __init__(self, name: str, fleet: Fleet, lock: LockClient, check: Callable[[], object] = lambda: None) -> None:
         self._name = name
         self._fleet = fleet
         self._lock = lock
+        self._check = check
         self._changing = threading.Lock()
         self._deadlines: dict[int, float] = {}
         self._calls = 0
@@ -65,7 +67,9 @@ class Generator:
     ) -> None:
         began_s = time.monotonic()
         try:
-            answers = self._fleet.client.generate_all(requests, timeout_s=max(0.0, deadline_s - time.monotonic()))
+            answers = self._fleet.client.generate_all(
+                requests, timeout_s=max(0.0, deadline_s - time.monotonic()), check=self._check
+            )
         except GenerationError as error:
             for index, outputs in error.finished.items():
                 _extend(owners[index], outputs)

@@ -161,7 +161,7 @@ class RolloutManager:
         self._fleet = Fleet(self.name, self._engines, link, self.url, self.key, self._silence_limit_s, self._add_s)
         self._fleet.register(self._engines)
         self._fleet.watch()
-        self._generator = Generator(self.name, self._fleet, self.lock)
+        self._generator = Generator(self.name, self._fleet, self.lock, self._cluster.check_open)
 
     def _launch(self, component: ComponentPlan) -> list[EngineHandle]:
         group = self._starter.launch(component)
@@ -220,6 +220,7 @@ class RolloutManager:
                 the other requests are complete, and ``finished`` has the groups that are; the same call again
                 generates only what is missing.
             RolloutError: No engine is alive (S204).
+            ClusterError: The connection to Ray has ended (R115), or Ray's head is lost (R116).
         """
         if not self._running.serves:
             raise none_alive(self._cluster, self._engines)
