@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,14 +76,15 @@ class Server:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    parent = tmp_path_factory.mktemp("r")
-    parent.chmod(0o700)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # Not tmp_path: its path may be too long for a socket, and its parents may be closed to other users, too.
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(parent))
     made = PrivateFolder("vllm")
     yield made.path()
     made.close()
     assert list((parent / "roost" / "vllm").iterdir()) == []
+    shutil.rmtree(parent)
 
 
 @pytest.fixture
@@ -141,13 +144,10 @@ def test_requests_to_a_server_that_is_gone_fail(folder: str) -> None:
 
 @needs_root
 def test_another_user_cannot_even_see_the_socket(server: Server) -> None:
-    assert stat.S_IMODE(Path(server.path).parent.stat().st_mode) == 0o700
-    for parent in Path(server.path).parents:  # only the private folder protects it, not the folders of pytest
-        if parent.name == "roost":
-            break
-    for path in parent.parents:
-        if "pytest" in str(path):
-            path.chmod(0o755)
-    assert as_nobody('[ -d "$1" ]', str(parent)).returncode == 0
+    folder = Path(server.path).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    private = folder.parents[1]
+    private.parent.chmod(0o755)  # another user reaches the private folder of Roost, which alone protects the socket
+    assert as_nobody('[ -d "$1" ]', str(private)).returncode == 0
     assert as_nobody('[ -e "$1" ]', server.path).returncode == 1
-    assert as_nobody('ls "$1"', str(parent)).returncode != 0
+    assert as_nobody('ls "$1"', str(private)).returncode != 0
