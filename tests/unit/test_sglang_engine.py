@@ -125,6 +125,11 @@ def test_it_is_never_open(home: Path) -> None:
         ask(f"{engine._url}/server_info")
 
 
+def test_a_key_that_looks_like_an_option(home: Path) -> None:
+    with serving(home, EnginePlace(key="-key")) as engine:
+        assert ask(f"{engine._url}/server_info", key="-key")
+
+
 def test_it_generates(engine: SglangEngine) -> None:
     outputs = engine.generate([PROMPT, [5]], {**GREEDY, "n": 2})
     assert [output.output_ids for output in outputs[:2]] == [meant(tiny(7).state_dict())] * 2

@@ -14,7 +14,7 @@ def main() -> None:
     """As ``python -m sglang.launch_server``, with a key."""
     key = os.environ.pop("ROOST_SERVER_KEY")
     keep_out_of_logs(key)
-    sys.argv[1:1] = [f"--api-key={key}"]  # one word: a key may begin with "-"
+    sys.argv[1:1] = [f"--api-key={key}"]  # one word: a key may begin with "-", which would read as an option
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
 
