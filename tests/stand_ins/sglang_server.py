@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -289,7 +290,7 @@ class Server:
 
     async def server_info(self, http: web.Request) -> web.Response:
         more = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid(), "running": len(self.running),
-                "pids_of_ranks": self.pids,
+                "pids_of_ranks": self.pids, "temporary": tempfile.gettempdir(),
                 "static_gib": FREE_GIB * (self.asked.mem_fraction_static or 0.88),
                 "is_paused": self.is_paused, "offloaded": sorted(self.offloaded)}  # fmt: skip
         return _json({**vars(self.asked), "internal_states": [more], "version": self.version})

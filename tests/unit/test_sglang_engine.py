@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from sglang_model import GREEDY, PROMPT, meant, settings, tiny, write_home
 from torch.multiprocessing.reductions import reduce_tensor
 
 import roost
+from roost.cluster.runtime_folder import runtime_folder
 from roost.engines.engine import EnginePlace
 from roost.engines.keys import make_key
 from roost.engines.server_process import ServerProcess, ask
@@ -118,6 +120,29 @@ def test_it_obeys_who_has_its_key_and_nobody_reads_that(engine: SglangEngine) ->
     assert "server_args=" in engine.logs(), "it logs all of its settings"
     assert key not in engine.logs()
     assert key not in f"{engine.info()}"
+
+
+def test_other_users_cannot_reach_its_temporary_files(home: Path) -> None:
+    """SGLang's processes unpickle what comes over sockets there."""
+    with serving(home, EnginePlace()) as engine:
+        folder = Path(state(engine)["temporary"])
+        assert folder.parent == Path(runtime_folder(), "sglang")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+def test_a_folder_for_sockets_whose_path_is_too_long(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    engine = SglangEngine(str(home / "model"), **settings(home))
+    with pytest.raises(roost.RolloutError, match="too long for Unix sockets") as error:
+        engine.start(EnginePlace())
+    assert error.value.codes == ("E123",)
+    engine.stop()
+    assert not list((long / "roost" / "sglang").iterdir())
 
 
 def test_it_is_never_open(home: Path) -> None:

@@ -19,16 +19,19 @@ from http.client import HTTPException
 from typing import Any
 
 from roost.cluster.log_files import describe_node, open_log
+from roost.cluster.private_folder import PrivateFolder
 from roost.cluster.runtime_folder import open_private
 from roost.engines import leash
 from roost.engines.keys import headers_of
 from roost.errors import Finding, Fix, RolloutError, RoostError
 
-__all__ = ["LOG_LINES", "ServerProcess", "ask", "opener"]
+__all__ = ["LOG_LINES", "ServerProcess", "ask", "opener", "socket_folder"]
 
 LOG_LINES = 30
 """How many lines of a log an error shows."""
 LOG_BYTES = 64_000
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -133,6 +136,25 @@ class ServerProcess:
     def log_fix(self) -> Fix:
         """Where the whole log is, for errors."""
         return Fix(f"read the whole log, on node {describe_node()}", self.log_path)
+
+
+def socket_folder(folder: PrivateFolder, name_bytes: int) -> str:
+    """Return the path of a private folder in which a server makes Unix sockets.
+
+    Args:
+        folder: The folder.
+        name_bytes: Length of the longest name that the server gives a socket there.
+
+    Raises:
+        RolloutError: The paths of such sockets would be too long (E123).
+        ClusterError: The private runtime folder cannot be used (R140).
+    """
+    path = folder.path()
+    if len(os.fsencode(path)) + 1 + name_bytes > SOCKET_PATH_BYTES:
+        message = f"the path of the private folder {path} is too long for Unix sockets in it"
+        fixes = (Fix("use a shorter one", "export XDG_RUNTIME_DIR=/run/user/$(id -u)"),)
+        raise RolloutError([Finding("E123", message, fixes=fixes)])
+    return path
 
 
 def _end_of(log: int) -> bytes:

@@ -6,8 +6,11 @@ documented commands; which processes take part in them is SGLang's own business.
 
 from __future__ import annotations
 
+import getpass
 import math
+import os
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,11 +19,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roost.cluster.ports import PortLease, lease_ports
+from roost.cluster.private_folder import PrivateFolder
 from roost.engines.client import EngineClient
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped, url_of
 from roost.engines.keys import VARIABLE, headers_of, make_key
 from roost.engines.requests import params_of_samples
-from roost.engines.server_process import ServerProcess, ask, opener
+from roost.engines.server_process import ServerProcess, ask, opener, socket_folder
 from roost.engines.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
 from roost.engines.sglang.ending import end_of
 from roost.engines.sglang.memory import FreeMemory, measure_free
@@ -41,6 +45,8 @@ IDLE_PERIOD_S = 0.1
 TELL_S = 40.0
 """How long an engine that ends while it starts stays for whoever asks for its health, and is told why."""
 REPLY_S = 1.0
+SOCKET_NAME_BYTES = len("torch-shm-dir-XXXXXX/manager.sock")
+"""The longest name of a socket that SGLang's processes make in their folder for temporary files: one of torch."""
 BUCKET_BYTES = 2**29
 
 
@@ -87,6 +93,7 @@ class SglangEngine(Engine):
         self._folder = folder
         self._place = EnginePlace()
         self._url = ""
+        self._temporary = PrivateFolder("sglang")
         self._child: ServerProcess | None = None
         self._client: EngineClient | None = None
         self._lease: PortLease | None = None
@@ -102,7 +109,8 @@ class SglangEngine(Engine):
         """Starts SGLang here; see :meth:`Engine.start`. :meth:`health` says when it serves.
 
         Raises:
-            RolloutError: Where there is no SGLang, or one that is too old (E122).
+            RolloutError: Where there is no SGLang, or one that is too old (E122), or where the path of the private
+                runtime folder is too long (E123).
         """
         if self._is_stopped:
             raise stopped()
@@ -122,6 +130,7 @@ class SglangEngine(Engine):
         env = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
         if place.host.startswith("127."):
             env["GLOO_SOCKET_IFNAME"] = "lo"
+        env |= self._temporary_files()
         env |= self._env
         found = check_version(self._python, env)
         is_given = any(str(option).startswith("--mem-fraction-static") for option in self._options)
@@ -140,6 +149,22 @@ class SglangEngine(Engine):
         self._url = url_of(place.host, place.server_port)
         self._client = EngineClient(self._url, attempts=1, timeout_s=self.timeout_s, key=place.key)
         return self._url
+
+    def _temporary_files(self) -> dict[str, str]:
+        """Return the variables that move SGLang's temporary files to a private folder.
+
+        SGLang's processes unpickle what comes over ZMQ sockets among its temporary files. In ``/tmp`` only the umask
+        would keep other users from connecting to them. Compiled kernels stay where torch has them by default: the
+        next engine can use them again.
+        """
+        variables = {"TMPDIR": socket_folder(self._temporary, SOCKET_NAME_BYTES)}
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            try:
+                user = getpass.getuser()
+            except (KeyError, OSError):  # a user id without a name, as in some containers
+                user = str(os.getuid())
+            variables["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+        return variables
 
     def _log_memory(self) -> None:
         if self._memory is None:
@@ -208,6 +233,7 @@ class SglangEngine(Engine):
             self._client.close()
         if self._child is not None:
             self._child.stop()
+        self._temporary.close()
         if self._lease is not None:
             self._lease.release()
             self._lease = None

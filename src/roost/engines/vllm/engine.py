@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ import torch
 
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped
-from roost.engines.server_process import LOG_LINES, ServerProcess, ask
+from roost.engines.server_process import LOG_LINES, ServerProcess, ask, socket_folder
 from roost.engines.vllm.command import (
     check_options,
     check_vllm,
@@ -33,7 +32,7 @@ from roost.engines.vllm.command import (
 )
 from roost.engines.vllm.generating import Asking, bodies_of
 from roost.engines.vllm.intake import NEAR, OwnMemory, VllmIntake
-from roost.errors import Finding, Fix, RolloutError, RoostError
+from roost.errors import Finding, RolloutError, RoostError
 from roost.weights.channels import Channel
 from roost.weights.checkpoint_shapes import checkpoint_tensors
 
@@ -41,8 +40,8 @@ __all__ = ["VllmEngine"]
 
 URL = "http://vllm"
 """A name for errors: requests go to a Unix socket."""
-LONGEST_FOLDER = 107 - len("/00000000-0000-0000-0000-000000000000")
-"""A path of a Unix socket has 107 bytes at most; vLLM names its own by UUIDs."""
+SOCKET_NAME_BYTES = len("00000000-0000-0000-0000-000000000000")
+"""vLLM names its sockets by UUIDs."""
 PERIOD_S = 0.2
 COMMAND_S = 600.0
 DRAIN_S = 7200.0
@@ -117,11 +116,7 @@ class VllmEngine(Engine):
             self.broadcast_sender = "roost.engines.vllm.sender:DirectSender"
         # Its server obeys everybody who reaches it, and unpickles what it is sent. Its API key would protect the
         # routes for generating alone, so it listens on a socket in a folder that no other user can enter.
-        folder = self._folder.path()
-        if len(os.fsencode(folder)) > LONGEST_FOLDER:
-            message = f"the path of the private folder {folder} is too long for Unix sockets in it"
-            fixes = (Fix("use a shorter one", "export XDG_RUNTIME_DIR=/run/user/$(id -u)"),)
-            raise RolloutError([Finding("E123", message, fixes=fixes)])
+        folder = socket_folder(self._folder, SOCKET_NAME_BYTES)
         self._socket_path = f"{folder}/http"
         command = command_of(place, str(self._model), self._python, self._socket_path, self._options)
         env = environment_of(place, folder, self._env)
