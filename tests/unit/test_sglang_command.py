@@ -1,6 +1,7 @@
 """SGLang's command line for a place, the versions that are taken, and what a model's folder says of its tensors."""
 
 import ast
+import asyncio
 import base64
 import json
 import math
@@ -14,8 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import reduce_tensor
+from toy_models import until
 
+from roost.cluster.ports import lease_ports
 from roost.engines.engine import EnginePlace
+from roost.engines.keys import VARIABLE
+from roost.engines.server_process import ServerProcess, ask
 from roost.engines.sglang import inside
 from roost.engines.sglang.command import check_options, check_version, command_of, ranks_of
 from roost.engines.sglang.engine import SglangEngine
@@ -97,6 +102,88 @@ def test_options_that_follow_from_the_plan_are_refused_all_at_once():
     check_options(["--context-length", "9"])
     with pytest.raises(RolloutError, match="--admin-api-key is made by Roost"):
         check_options(["--admin-api-key=mine"])
+
+
+@pytest.mark.parametrize(
+    "options", [["--tokenizer-worker-num", "2"], ["--tokenizer_worker_num=2"], ["--tokenizer-worker-num", 2]]
+)
+def test_a_mode_that_checks_no_key_is_refused(options):
+    with pytest.raises(RolloutError, match="--tokenizer-worker-num is 2, and must be 1") as error:
+        check_options(options)
+    assert error.value.codes == ("E123",)
+    check_options(["--tokenizer-worker-num", "1"])
+    check_options(["--tokenizer-worker-num=1", "--context-length", "2"])
+
+
+# Requests without the key ----------------------------------------------------------------------
+
+OPEN = """
+import sys
+
+import uvicorn
+
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+if __name__ == "__main__":
+    assert "--api-key=the-key" in sys.argv
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[-1]), lifespan="off", log_level="warning")
+"""
+
+
+def test_routes_that_sglang_leaves_open_need_the_key(tmp_path):
+    """An application that checks no key at all stands for those routes."""
+    env = package(tmp_path, "0.5.9")
+    (tmp_path / "sglang" / "launch_server.py").write_text(OPEN)
+    with lease_ports() as lease:
+        server = ServerProcess(
+            [sys.executable, inside.__file__, "--port", str(lease.port)], env={**env, VARIABLE: "the-key"}
+        )
+        server.start()
+        try:
+            url = f"http://127.0.0.1:{lease.port}"
+            until(lambda: not server.is_alive() or answers(url))
+            for route in ("health_generate", "metrics", "server_info", "health/", "%68ealth_generate"):
+                for key in ("", "another"):
+                    for method in ("GET", "POST", "OPTIONS"):
+                        with pytest.raises(RolloutError) as error:
+                            ask(f"{url}/{route}", method, key=key)
+                        assert error.value.codes == ("E113",), server.logs()
+                assert ask(f"{url}/{route}", key="the-key").startswith("/")
+            assert ask(f"{url}/health") == "/health"
+            with pytest.raises(RolloutError, match="asks for a key"):
+                ask(f"{url}/health", "POST")
+        finally:
+            server.stop()
+
+
+def answers(url):
+    try:
+        ask(f"{url}/health")
+    except RolloutError:
+        return False
+    return True
+
+
+def test_websockets_need_the_key_too():
+    served, sent = [], []
+
+    async def app(scope, receive, send):
+        served.append(scope["type"])
+
+    async def send(message):
+        sent.append(message)
+
+    guard = inside.guarded(app, "the-key")
+    for headers in ([], [(b"authorization", b"Bearer another")], [(b"authorization", b"Bearer the-key")]):
+        asyncio.run(guard({"type": "websocket", "path": "/health", "headers": headers}, None, send))
+    assert served == ["websocket"]
+    assert sent == [{"type": "websocket.close", "code": 1008}] * 2
+    asyncio.run(guard({"type": "lifespan"}, None, send))
+    assert served == ["websocket", "lifespan"]
 
 
 # Versions ------------------------------------------------------------------------------------

@@ -474,6 +474,16 @@ def test_options_that_it_does_not_know(home: Path) -> None:
     assert error.value.codes == ("E121",)
 
 
+def test_a_server_that_obeys_without_its_key_is_not_used(home: Path) -> None:
+    engine = SglangEngine(str(home / "model"), **settings(home, TEST_OPEN="1"))
+    with roost.lease_ports() as lease:
+        engine.start(EnginePlace(nccl_port=lease.port))
+        with pytest.raises(roost.RolloutError, match="does not refuse requests without its key") as error:
+            get_healthy(engine)
+        assert error.value.codes == ("E122",)
+        engine.stop()
+
+
 def test_commands_that_it_does_not_have(home: Path) -> None:
     engine = SglangEngine(str(home / "model"), **settings(home, TEST_WITHOUT="/pause_generation"))
     with roost.lease_ports() as lease:

@@ -29,6 +29,7 @@ OWN = (
     "--skip-tokenizer-init", "--tensor-parallel-size", "--tp", "--tp-size",
 )  # fmt: skip
 """Options that follow from where the plan puts an engine, or from what it is asked for."""
+WORKERS = "--tokenizer-worker-num"
 VERSION_S = 120.0
 _TELL = """
 from importlib.metadata import PackageNotFoundError, version
@@ -46,17 +47,23 @@ def ranks_of(place: EnginePlace) -> int:
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Refuses options that Roost sets itself.
+    """Refuses options that Roost sets itself, and several tokenizer processes, with which SGLang checks no key.
 
     Raises:
         RolloutError: Naming all of them (E123).
     """
-    names = [str(option).split("=", 1)[0].replace("_", "-") for option in options]
+    words = [str(option) for option in options]
+    names = [word.split("=", 1)[0].replace("_", "-") for word in words]
     problems = [
         Finding("E123", f"SglangEngine: {name} {_source_of(name)}, and cannot be among the options")
         for name in names
         if name in OWN
     ]
+    rule = "SGLang checks its key only where one process takes requests"
+    for index, name in enumerate(names):
+        value = words[index].partition("=")[2] or "".join(words[index + 1 : index + 2])
+        if name == WORKERS and value.strip() != "1":
+            problems.append(Finding("E123", f"SglangEngine: {name} is {value}, and must be 1", rule=rule))
     if problems:
         raise RolloutError(problems)
 

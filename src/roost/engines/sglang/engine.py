@@ -182,7 +182,8 @@ class SglangEngine(Engine):
         """Nothing when it serves, else what is missing.
 
         Raises:
-            RolloutError: Where it will never serve: it has ended (E121), or lacks what is needed (E122).
+            RolloutError: Where it will never serve: it has ended (E121), lacks what is needed, or obeys requests
+                without its key (E122).
         """
         if self._is_stopped:
             return "it was stopped"
@@ -201,9 +202,24 @@ class SglangEngine(Engine):
         except RolloutError as error:
             return error.findings[0].message
         if not self._is_ready:
+            self._check_key()
             self._check_routes()
             self._is_ready = True
         return ""
+
+    def _check_key(self) -> None:
+        """Raise E122 unless the server refuses who does not present its key."""
+        try:
+            ask(f"{self._url}/server_info", timeout_s=HEALTH_S)
+        except RolloutError as error:
+            if "E113" in error.codes:
+                return
+            reason = error.findings[0].message
+        else:
+            reason = "GET /server_info was answered"
+        message = f"this SGLang does not refuse requests without its key: {reason}"
+        rule = "SGLang checks its key where uvicorn serves it and one process takes requests"
+        raise RolloutError([Finding("E122", message, rule=rule)])
 
     def _check_routes(self) -> None:
         """Whether it has all commands; servers that do not list them are believed."""

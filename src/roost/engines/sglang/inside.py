@@ -2,18 +2,33 @@
 
 It is ``python -m sglang.launch_server`` with the key of its server from the environment variable ``ROOST_SERVER_KEY``:
 every user of a machine can read command lines. SGLang 0.5 has no variable for it, and logs all of its settings.
+
+SGLang answers some requests without its key: all paths that begin with ``/health`` or ``/metrics``, all requests with
+the method OPTIONS, and WebSockets. Among them is ``/health_generate``, which makes it generate, so that whoever
+repeats it keeps SGLang from ever being idle. Here all of them need the key, except ``GET /health``.
 """
 
+import hmac
+import importlib
 import logging
 import os
 import runpy
 import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+REFUSAL = b'{"error": {"message": "the request does not present the key of this server", "code": 401}}'
 
 
 def main() -> None:
     """As ``python -m sglang.launch_server``, with a key."""
     key = os.environ.pop("ROOST_SERVER_KEY")
     keep_out_of_logs(key)
+    close_routes(key)
     sys.argv[1:1] = [f"--api-key={key}"]  # one word: a key may begin with "-", which would read as an option
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
@@ -33,6 +48,41 @@ def keep_out_of_logs(key: str) -> None:
         return record
 
     logging.setLogRecordFactory(make_without_key)
+
+
+def close_routes(key: str) -> None:
+    """Have uvicorn, by which SGLang serves, check the key before any application that it runs from now on."""
+    try:
+        config = importlib.import_module("uvicorn").Config
+    except ImportError:  # not an SGLang that this is made for: its own check of the key is all that there is
+        return
+    make = config.__init__
+
+    def make_guarded(self: object, app: App | str, *args: Any, **more: Any) -> None:
+        make(self, app if isinstance(app, str) else guarded(app, key), *args, **more)
+
+    config.__init__ = make_guarded
+
+
+def guarded(app: App, key: str) -> App:
+    """Return an ASGI application that passes on requests with the key, and ``GET /health``; it refuses all others."""
+    needed = f"Bearer {key}".encode()
+
+    async def guard(scope: Message, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        is_open = kind not in ("http", "websocket") or (
+            kind == "http" and scope["method"] == "GET" and scope["path"] == "/health"
+        )
+        if is_open or hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), needed):
+            await app(scope, receive, send)
+        elif kind == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": REFUSAL})
+
+    return guard
 
 
 if __name__ == "__main__":
