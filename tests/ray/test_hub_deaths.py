@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from processes import wait_for
 from rl_parts import Talker, check_complete, new_groups, routed
 
 import roost
+from roost.cluster.runtime_folder import runtime_folder
 from roost.cluster.warden import remember, start_of
 from roost.data.samples import Sample, SampleGroup
 from roost.engines.handles import EngineHandle
@@ -189,6 +193,26 @@ def test_no_sample_is_lost_or_doubled_however_often_the_hub_is_killed(rollout: R
     assert sorted(used) == sorted(f"n{number}" for number in range(total))
     stats = rollout.buffer.stats()
     assert (stats["waiting"], stats["in_flight"]) == (0, 0)
+
+
+def test_the_default_journal_is_where_no_other_user_can_move_it(rollout: RolloutManager) -> None:
+    """Ray makes the folders of its sessions writable for everybody; in the private folder no parent is."""
+    session = os.path.basename(ray._private.worker._global_node.get_session_dir_path())
+    path = Path(runtime_folder(), "journals", f"roost-roost-deaths-hub-{session}.journal")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_ino in open_inodes(hub_pid(rollout))
+    for parent in path.parents:
+        mode = parent.stat().st_mode
+        assert mode & stat.S_ISVTX or not mode & (stat.S_IWGRP | stat.S_IWOTH), parent
+
+
+def open_inodes(pid: int) -> set[int]:
+    """The files that a process has open."""
+    found = set()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.stat(f"/proc/{pid}/fd/{number}").st_ino)
+    return found
 
 
 def test_the_journal_is_gone_when_the_job_is_over(job: roost.Cluster, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import time
 from roost.cluster.ray_private import local_node
 from roost.cluster.runtime_folder import open_private, runtime_folder
 
-__all__ = ["describe_node", "log_folder", "open_log", "plain_name", "session_folder"]
+__all__ = ["describe_node", "log_folder", "open_log", "plain_name", "remove_old", "session_folder"]
 
 KEPT_S = 7 * 86_400
-"""Seconds after which a log outside any Ray session is removed, counted from its last line."""
+"""Seconds after which a file outside any Ray session is removed, such as a log, counted from the last change."""
 _MAX_NAME = 150
 
 
@@ -33,7 +33,7 @@ def log_folder() -> str:
         return str(node.get_logs_dir_path())
     folder = os.path.join(runtime_folder(), "logs")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    _remove_old(folder)
+    remove_old(folder)
     return folder
 
 
@@ -80,8 +80,8 @@ def describe_node() -> str:
     return platform.node()
 
 
-def _remove_old(folder: str) -> None:
-    """Remove logs that nobody has written to for a week."""
+def remove_old(folder: str) -> None:
+    """Remove the files of a folder that nobody has written to for a week."""
     oldest = time.time() - KEPT_S
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -22,8 +22,8 @@ from typing import Any
 
 import ray
 
-from roost.cluster.log_files import plain_name, session_folder
-from roost.cluster.runtime_folder import private_folder
+from roost.cluster.log_files import plain_name, remove_old, session_folder
+from roost.cluster.runtime_folder import runtime_folder
 from roost.data.buffer import DataBuffer
 from roost.data.journaled_buffer import JournaledBuffer
 from roost.data.lock import HeldLock, Kind, LeaseLock
@@ -86,11 +86,16 @@ class Hub(Worker):
     def _make_buffer(self, capacity: int, folder: str | None, continues: bool) -> DataBuffer:
         if folder is None:
             return DataBuffer(capacity)
-        if not folder:
-            folder = private_folder(os.path.join(session_folder(), f"roost-{os.getuid()}"))
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         namespace = os.environ.get("ROOST_NAMESPACE") or "roost"
         name = plain_name(f"roost-{namespace}-{self.group_name}")
+        if not folder:
+            # Not in the folder of the Ray session: Ray lets every user rename what is in there. The name has the
+            # session, because another Ray of this user may have a job of the same namespace.
+            folder = os.path.join(runtime_folder(), "journals")
+            name += f"-{os.path.basename(session_folder())}"
+            if not continues:
+                remove_old(folder)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         return JournaledBuffer(capacity, os.path.join(folder, f"{name}.journal"), continues=continues)
 
     def notes(self) -> list[str]:

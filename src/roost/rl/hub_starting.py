@@ -35,8 +35,7 @@ class HubStarter:
         lock_ttl_s: Of the lock.
         router: Settings of the router; ``None``: no router.
         key: What the router asks for.
-        journal: Folder for the buffer's journal; empty: a private one in the folder of the Ray session; ``None``:
-            no journal.
+        journal: Folder for the buffer's journal; empty: one in the private runtime folder; ``None``: no journal.
 
     Attributes:
         url: Of the router; empty without one.
