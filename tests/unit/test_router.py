@@ -2,15 +2,19 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
+from other_user import listening_as_nobody, needs_root
 from serving import KEY, SOURCES, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import Gated, toy, until
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine, lease_ports
+from roost.cluster.ports import is_own_server
+from roost.engines import router as module
 from roost.engines.client import EngineClient
 
 SIZES = {"context": 64, "length_multiple": 16, "batch_rows": 8}
@@ -211,6 +215,43 @@ def test_nothing_is_left_when_what_holds_it_is_killed():
         with pytest.raises(RolloutError, match="does not answer") as error:
             router.workers()
         assert error.value.codes == ("E106",)
+
+
+def test_nobody_takes_the_place_of_a_router_that_has_ended():
+    """Also who sets SO_REUSEADDR, as every user can; a router that is started again has another key."""
+    with Router() as router:
+        url, key = router.url, router.key
+        port = int(url.rpartition(":")[2])
+        os.kill(router._child.pid, signal.SIGKILL)
+        until(lambda: not is_own_server(port))
+        for address in ("127.0.0.1", "0.0.0.0"):  # noqa: S104
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind((address, port))
+        with pytest.raises(RolloutError, match="process has ended"):
+            router.add("http://127.0.0.1:1", "the key of an engine")
+        assert router.start() == url
+        assert router.key != key
+        assert ask("GET", f"{url}/workers", key=key)[0] == 401
+        assert router.workers() == []
+        assert ask("GET", f"http://127.0.0.1:{port + 1}/metrics", key="")[0] == 200
+    kept = Router(key=KEY)
+    for _ in range(2):
+        kept.start()
+        assert kept.key == KEY
+        kept.stop()
+
+
+@needs_root
+def test_a_router_whose_port_another_user_took_while_it_started_shows_no_key(monkeypatch):
+    with lease_ports(2) as lease, listening_as_nobody(lease.port) as heard:
+        assert not is_own_server(lease.port)
+        monkeypatch.setattr(module, "lease_ports", lambda count: lease)
+        with pytest.raises(RolloutError, match="process has ended") as error:
+            Router().start()
+        assert error.value.codes == ("E106",)
+    assert heard == [""]
 
 
 PARENT = """

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from other_user import listening_as_nobody, needs_root
 from processes import wait_for
 from rl_parts import Started
 from sglang_model import GREEDY, PROMPT, meant, settings, tiny, write_home
@@ -55,8 +56,10 @@ def serving(home: Path, place: EnginePlace, step_s: float = 0.0, **arguments: An
             engine.stop()
 
 
-def get_healthy(engine: SglangEngine) -> None:
-    while engine.health():
+def get_healthy(engine: SglangEngine, reasons: list[str] | None = None) -> None:
+    while reason := engine.health():
+        if reasons is not None:
+            reasons.append(reason)
         time.sleep(0.02)
 
 
@@ -148,6 +151,20 @@ def test_a_folder_for_sockets_whose_path_is_too_long(
 def test_it_is_never_open(home: Path) -> None:
     with serving(home, EnginePlace(key="")) as engine, pytest.raises(roost.RolloutError, match="asks for a key"):
         ask(f"{engine._url}/server_info")
+
+
+@needs_root
+def test_another_user_who_took_its_port_while_it_starts_does_not_see_its_key(home: Path) -> None:
+    engine = SglangEngine(str(home / "model"), **settings(home))
+    with roost.lease_ports(2) as lease, listening_as_nobody(lease.port) as heard:
+        engine.start(EnginePlace(server_port=lease.port, nccl_port=lease.port + 1))
+        reasons: list[str] = []
+        with pytest.raises(roost.RolloutError, match="in use") as error:
+            get_healthy(engine, reasons)
+        assert error.value.codes == ("E121",)
+        assert set(reasons) == {f"it does not listen on port {lease.port} yet"}
+        engine.stop()
+    assert heard == [""]
 
 
 def test_a_key_that_looks_like_an_option(home: Path) -> None:

@@ -4,11 +4,15 @@ A port is free only until somebody else binds it, so finding one and closing it 
 A lease is two sockets per port, both held by the process that leased. The first has a name in the kernel's
 abstract namespace and makes the lease unique among all users of the network namespace. The second is bound to the
 port and keeps everybody else off until the owner binds it (a server that sets ``SO_REUSEADDR`` can bind beside it).
+A hostile user can set that option, too. So once the owner's server listens, :meth:`PortLease.exclude_others` keeps
+everybody off, also after the end of that server; :func:`is_own_server` tells whether it is the owner's.
 When the process dies, the kernel gives both back. Nothing lies in a folder that other users could prepare.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import socket
 import threading
@@ -16,10 +20,12 @@ from types import TracebackType
 
 from roost.errors import ClusterError, Finding, Fix
 
-__all__ = ["PortLease", "lease_ports"]
+__all__ = ["PortLease", "is_own_server", "lease_ports"]
 
 LOWEST = 20_000
 """Above Ray's own range (10002-19999)."""
+LISTENS = "0A"
+"""The state of a listening socket in ``/proc/net/tcp``."""
 
 
 def _bounds() -> tuple[int, int]:
@@ -59,6 +65,22 @@ class PortLease:
             held.close()
         self._sockets.clear()
         return self.port
+
+    def exclude_others(self) -> None:
+        """Let no further socket bind these ports or listen on them; a server that listens already goes on.
+
+        Linux lets two sockets bind a port if both set ``SO_REUSEADDR`` and neither listens. The held sockets give up
+        the option here.
+        """
+        self._set_reuse(0)
+
+    def admit_server(self) -> None:
+        """Undo :meth:`exclude_others`, so that a server that sets ``SO_REUSEADDR`` can bind."""
+        self._set_reuse(1)
+
+    def _set_reuse(self, value: int) -> None:
+        for held in self._sockets:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, value)
 
     def release(self) -> None:
         """Gives the ports back."""
@@ -108,6 +130,16 @@ def lease_ports(count: int = 1, host: str = "") -> PortLease:
     message = f"no {count} consecutive ports are free between {low} and {high - 1}"
     fixes = (Fix("see who has them", "ss -tlnp"),)
     raise ClusterError([Finding("R120", message, fixes=fixes)])
+
+
+def is_own_server(port: int) -> bool:
+    """Return whether somebody listens on a port of this machine, and nobody but processes of this user do."""
+    users = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", encoding="ascii") as file:
+            rows = [line.split() for line in file.readlines()[1:]]
+            users += [int(row[7]) for row in rows if row[3] == LISTENS and int(row[1].rpartition(":")[2], 16) == port]
+    return bool(users) and set(users) == {os.getuid()}
 
 
 def _try(start: int, count: int, host: str) -> tuple[PortLease | None, int]:

@@ -3,7 +3,8 @@
 What it was seen to do (version 0.3.2):
 
 * It opens two ports, its own and one for Prometheus; with the default of the latter a second router on a
-  machine does not start. Both are leased here. It binds beside the sockets that hold the leases.
+  machine does not start. Both are leased here. It binds beside the sockets that hold the leases; once it listens, these
+  keep everybody off, so that nobody can take the place of a router that has ended.
 * With an API key it answers 401 to requests without it, for everything that generates, or lists or changes its
   workers. Open remain ``/liveness``, ``/readiness``, ``/health``, ``/health_generate``, ``/v1/models``,
   ``/get_server_info`` (counts), ``/engine_metrics`` (the workers' ``/metrics``), ``/get_model_info`` (passed on with
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from roost.cluster.ports import PortLease, lease_ports
+from roost.cluster.ports import PortLease, is_own_server, lease_ports
 from roost.engines import router_process
 from roost.engines.engine import url_of
 from roost.engines.keys import VARIABLE, headers_of, make_key
@@ -91,7 +92,7 @@ class Router:
         retries: How often a request is tried in all.
         log_level: ``debug``, ``info``, ``warn`` or ``error``.
         options: More options of sglang-router, such as ``["--cache-threshold", "0.5"]``.
-        key: What requests to it must present; empty: a new one is made.
+        key: What requests to it must present; empty: a new one is made, and another for each further :meth:`start`.
 
     Attributes:
         key: What requests to it must present.
@@ -116,6 +117,8 @@ class Router:
             rule = f"policies: {', '.join(POLICIES)}"
             raise RolloutError([Finding("E106", f"the router has no policy {policy!r}", rule=rule, fixes=fixes)])
         self.key = key or make_key()
+        self._keeps_key = bool(key)
+        self._was_started = False
         self._host = host
         self._startup_s = worker_startup_s
         self._options = [
@@ -152,8 +155,12 @@ class Router:
             return self.url
         if self._child is not None:
             self._child.stop()
+        if self._was_started and not self._keeps_key:
+            self.key = make_key()  # clients may have shown the old one to whoever took the place of a dead router
+        self._was_started = True
         if self._lease is None:
             self._lease = lease_ports(2)
+        self._lease.admit_server()
         command = [
             sys.executable, str(router_process.__file__),
             "--host", self._host, "--port", str(self._lease.port),
@@ -168,6 +175,7 @@ class Router:
         except BaseException:
             self.stop()
             raise
+        self._lease.exclude_others()
         return self.url
 
     def stop(self) -> None:
@@ -257,6 +265,8 @@ class Router:
     # Asking it -----------------------------------------------------------------------------
 
     def _answers(self) -> bool:
+        if self._lease is None or not is_own_server(self._lease.port):  # nobody else gets to see the key
+            return False
         try:
             self._ask("GET", "/liveness")
         except RolloutError:
@@ -268,6 +278,7 @@ class Router:
     ) -> dict[str, Any]:
         if not self.url:
             raise RolloutError([Finding("E106", "the router is not running")])
+        self.check()
         request = urllib.request.Request(  # noqa: S310
             self.url + path, method=method, data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", **headers_of(self.key)},

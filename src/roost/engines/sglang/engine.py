@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roost.cluster.ports import PortLease, lease_ports
+from roost.cluster.ports import PortLease, is_own_server, lease_ports
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.client import EngineClient
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped, url_of
@@ -197,6 +197,8 @@ class SglangEngine(Engine):
             raise RolloutError([self._end(self._child)])
         if self._place.member:
             return ""
+        if not self._is_ready and not is_own_server(self._place.server_port):  # nobody else gets to see the key
+            return f"it does not listen on port {self._place.server_port} yet"
         try:
             self._get("health" if self._is_ready else "health_generate")
         except RolloutError as error:
