@@ -7,12 +7,14 @@ import functools
 import os
 import random
 import signal
+import socket
 import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import ray
@@ -24,6 +26,7 @@ from roost.cluster.runtime_folder import runtime_folder
 from roost.cluster.warden import remember, start_of
 from roost.data.samples import Sample, SampleGroup
 from roost.engines.handles import EngineHandle
+from roost.engines.server_process import ask
 from roost.rl.hub import BufferClient
 from roost.rl.rollout import RolloutManager
 from roost.testing import LocalRay
@@ -85,7 +88,7 @@ def test_a_router_that_is_killed_is_named_and_comes_back(rollout: RolloutManager
     check_complete(rollout.generate(new_groups(3), PARAMS), ["g0", "g1", "g2"], 2, 8)
     (engine,) = rollout.engines
     assert isinstance(engine, EngineHandle)
-    url = rollout.url
+    url, key = rollout.url, rollout.key
     os.kill(router_pid(rollout), signal.SIGKILL)
     with pytest.raises(roost.GenerationError) as caught:
         rollout.generate(new_groups(3), PARAMS)
@@ -96,6 +99,9 @@ def test_a_router_that_is_killed_is_named_and_comes_back(rollout: RolloutManager
     assert "roost-roost-router-" in text, "its log"
     assert rollout.recover() == [], "no engine had died"
     assert rollout.url == url, "other processes may know it"
+    assert rollout.key != key, "it may have been shown to somebody else"
+    with pytest.raises(roost.RolloutError, match="refuses the key"):
+        ask(f"{url}/workers", key=key)
     assert routed(rollout) == [engine.url]
     check_complete(rollout.generate(new_groups(3), PARAMS), ["g0", "g1", "g2"], 2, 8)
     assert rollout.recover() == []
@@ -136,6 +142,35 @@ def test_a_hub_that_is_killed_is_named_and_comes_back_with_its_buffer(
     (engine,) = rollout.engines
     wait_for(lambda: routed(rollout) == [engine.url], "the engine at the new router")
     check_complete(rollout.generate(new_groups(3), PARAMS), ["g0", "g1", "g2"], 2, 8)
+
+
+def test_nobody_gets_requests_at_the_port_of_a_router_that_died_with_its_hub(rollout: RolloutManager) -> None:
+    """The hub holds the port as long as it lives: both have to die before anybody else can bind it."""
+    url, key = rollout.url, rollout.key
+    there = urlsplit(url)
+    client = rollout._fleet.client  # type: ignore[union-attr]
+    kill_hub(rollout)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def takes() -> bool:
+            with contextlib.suppress(OSError):
+                taken.bind((there.hostname, there.port))
+                taken.listen()
+                return True
+            return False
+
+        wait_for(takes, "the port is free", 60)
+        wait_for(lambda: not client.urls, "nothing is sent there any more", 60)
+        with pytest.raises(roost.GenerationError, match="has died on node 0"):
+            client.generate_all([{"input_ids": [1]}])
+        assert rollout.recover() == []
+        assert rollout.url not in ("", url)
+        assert rollout.key != key
+        check_complete(rollout.generate(new_groups(3), PARAMS), ["g0", "g1", "g2"], 2, 8)
+        taken.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            taken.accept()
 
 
 def test_no_sample_is_lost_or_doubled_however_often_the_hub_is_killed(rollout: RolloutManager) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from toy_models import until
 
 from roost.cluster.losses import LostNode
 from roost.engines.handles import EngineHandle
@@ -134,7 +137,7 @@ def test_an_engine_that_the_router_does_not_take_keeps_no_other_out(events, flee
     hub = Hub(events, refusing("http://engine-1", "http://engine-2"))
     fleet = fleet_of(engines, hub)
     with pytest.raises(RolloutError) as caught:
-        fleet.use_router("http://router-2")
+        fleet.use_router("http://router-2", "key-2")
     assert caught.value.codes == ("E107", "E107")
     assert "engine-1" in str(caught.value)
     assert "engine-2" in str(caught.value)
@@ -156,6 +159,99 @@ def test_an_engine_that_dies_while_the_router_takes_it_gets_no_requests(events, 
     assert events == [("add", engine.url), ("remove", engine.url)]
 
 
+class Answering(ThreadingHTTPServer):
+    """Answers every request with tokens, where a router was; it notes connections and keys."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen, self.may_answer = [], threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.client_address, self.headers["Authorization"]))
+        self.server.may_answer.wait(WAIT_S)
+        body = json.dumps({"output_ids": [7], "meta_info": {"finish_reason": {"type": "length"}}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def impostor():
+    server = Answering()
+    yield server
+    server.may_answer.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("code", ["E106", "S210"])
+def test_nothing_of_who_takes_the_place_of_a_dead_router_is_accepted(impostor, events, fleet_of, code):
+    """Whether the router runs is asked for also while everything that is sent to its address is answered."""
+
+    def dead(method, *rest):
+        raise RolloutError([Finding(code, "the router has ended")])
+
+    hub = Hub(events)
+    fleet = fleet_of([], hub, impostor.url)
+    fleet.client.attempts = 3
+    impostor.may_answer.set()
+    (before,) = fleet.client.generate_all([{"input_ids": [1]}])
+    assert before[0].output_ids == [7], "it answers as a router does"
+    impostor.may_answer.clear()
+
+    errors = []
+
+    def generate():
+        try:
+            errors.append(fleet.client.generate_all([{"input_ids": [1]}]))
+        except GenerationError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=generate, daemon=True)
+    asking.start()
+    until(lambda: len(impostor.seen) == 2)
+    fleet._look()
+    until(lambda: events == [("check", "")])
+    assert fleet.client.urls == [impostor.url], "the router runs, as far as is known"
+    hub.during = dead
+    until(lambda: fleet._look() or not fleet.client.urls)
+    impostor.may_answer.set()
+    asking.join(WAIT_S)
+    assert isinstance(errors[0], GenerationError)
+    assert "the router has ended" in str(errors[0])
+    with pytest.raises(GenerationError):
+        fleet.client.generate_all([{"input_ids": [1]}])
+    assert len(impostor.seen) == 2
+
+    hub.during = lambda *call: None
+    fleet.use_router(impostor.url, "key-2")
+    (after,) = fleet.client.generate_all([{"input_ids": [1]}])
+    assert after[0].output_ids == [7]
+    assert [key for _, key in impostor.seen] == ["Bearer key", "Bearer key", "Bearer key-2"]
+    assert impostor.seen[2][0] != impostor.seen[1][0], "it is another connection"
+
+    def dead_before(*call):
+        fleet._routers += 1
+        dead(*call)
+
+    hub.during = dead_before
+    fleet._abandon_dead_router()
+    assert fleet.client.urls == [impostor.url], "the answer was about the router before"
+
+
 def test_the_router_gets_no_more_time_for_an_engine_than_is_left(events, fleet_of):
     limits = []
     (engine,) = engines_of(Group("engine", events))
@@ -175,7 +271,7 @@ def manager_of(fleet, engines, routers):
         engine.url, engine.version, engine.is_alive = "http://later", 0, True
 
     manager._fleet, manager._engines, manager._groups = fleet, engines, []
-    manager._hub_starter = SimpleNamespace(recover=lambda: routers.pop(0), url="http://router-2")
+    manager._hub_starter = SimpleNamespace(recover=lambda: routers.pop(0), url="http://router-2", key="key-2")
     manager._starter = SimpleNamespace(restart=restart)
     manager._cluster = SimpleNamespace(lost_nodes=lambda ranks: [])
     manager.version = manager._last_version = 3

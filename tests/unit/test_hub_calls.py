@@ -11,7 +11,7 @@ from roost.rl.hub import ANSWER_S, HubLink
 from roost.rl.hub_starting import HubStarter
 from roost.worker import WorkerGroup
 
-SETTINGS = (SimpleNamespace(namespace="jobs"), "rollout", 8, 10.0, {}, "key", None)
+SETTINGS = (SimpleNamespace(namespace="jobs"), "rollout", 8, 10.0, {}, None)
 
 
 class Result:
@@ -44,7 +44,7 @@ class HubGroup:
     name = "rollout-hub"
     cluster = SimpleNamespace(get_node_ip=lambda rank: "127.0.0.1")
 
-    def __init__(self, state="idle", calls=(), router_start="http://router"):
+    def __init__(self, state="idle", calls=(), router_start=("http://router", "key-2")):
         self.state, self.calls, self.router_start = state, list(calls), router_start
         self.waits, self.is_closed = [], False
 
@@ -106,7 +106,7 @@ def starter(monkeypatch):
 
     def launch():
         made._group = HubGroup()
-        made.url = "http://another-router"
+        made.url, made.key = "http://another-router", "key-3"
 
     monkeypatch.setattr(made, "_launch", launch)
     return made
@@ -125,7 +125,7 @@ def test_a_hub_that_dies_while_it_is_recovered_is_started_again(starter, first):
     assert starter.group is not first
     assert starter.link is link
     assert link.group is starter.group
-    assert starter.url == "http://another-router"
+    assert (starter.url, starter.key) == ("http://another-router", "key-3")
 
 
 @pytest.mark.parametrize(("calls", "is_new"), [([None], False), ([ended()], True)], ids=["alive", "ended"])
@@ -133,7 +133,18 @@ def test_a_router_that_has_ended_is_started_again_in_its_hub(starter, calls, is_
     starter._group = first = HubGroup(calls=calls)
     assert starter.recover() is is_new
     assert starter.group is first
-    assert starter.url == ("http://router" if is_new else "")
+    assert (starter.url, starter.key) == (("http://router", "key-2") if is_new else ("", ""))
+
+
+def test_the_key_of_a_router_whose_start_was_not_waited_for_is_fetched_later(starter):
+    starter._group = group = HubGroup(calls=[ended()], router_start=CallTimeoutError([Finding("W203", "it is late")]))
+    with pytest.raises(CallTimeoutError):
+        starter.recover()
+    group.router_start = ("http://router", "key-2")
+    assert starter.recover(), "it runs, and has a key that is not known here"
+    assert (starter.url, starter.key) == ("http://router", "key-2")
+    group.calls.append(None)
+    assert not starter.recover()
 
 
 def test_a_hub_that_does_not_answer_is_left_alone(starter):

@@ -82,7 +82,9 @@ class EngineClient:
         self.attempts = attempts
         self.timeout_s = timeout_s
         self.concurrency = concurrency
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._era = 0
+        self._reason = "no engine is alive"
+        self._sessions: dict[asyncio.AbstractEventLoop, tuple[int, aiohttp.ClientSession]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -127,24 +129,43 @@ class EngineClient:
 
     async def aclose(self) -> None:
         """Closes the connections of the running event loop."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
+        found = self._sessions.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found[1].close()
+
+    def abandon(self, reason: str) -> None:
+        """Send nothing to anybody until :attr:`urls` is set again, and accept no answer to what was sent before.
+
+        Requests in flight count as failed, and are sent again once there is an address. Their connections are closed,
+        so that later requests do not travel over them either. Any thread may call this.
+
+        Args:
+            reason: What errors of requests say, such as that the router has ended.
+        """
+        self._reason = reason
+        self.urls = []
+        self._era += 1  # after urls: who reads the new number reads no old address
+        for loop in list(self._sessions):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._session()))
 
     async def _ask(self, index: int, request: Mapping[str, Any], until_s: float) -> list[EngineOutput] | _Failure:
         body = json.dumps(_with_seed(request)).encode()
         engine, reason, attempt = "no engine", "the deadline passed, and it was not sent", 0
         wait_s = FIRST_WAIT_S
         while attempt < self.attempts and time.monotonic() < until_s:
+            era = self._era
             urls = self.urls  # one list for this attempt: another thread replaces it when engines come and go
             url = urls[(index + attempt) % len(urls)] if urls else ""
             engine = self._named(url) if url else "no engine"
             attempt += 1
             try:
                 if not url:
-                    raise OSError("no engine is alive")
+                    raise OSError(self._reason)
                 status, text, name = await self._post(url, body, until_s - time.monotonic())
                 engine = f"{name} ({url})" if name else engine
+                if era != self._era:
+                    raise OSError(self._reason)
                 if status == 200:
                     answer = json.loads(text)
                     return [EngineOutput.from_wire(o) for o in (answer if isinstance(answer, list) else [answer])]
@@ -168,15 +189,23 @@ class EngineClient:
 
     async def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, bytes, str]:
         """Status, body, and the name of the engine that answered where it is known."""
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            connector = aiohttp.TCPConnector(limit=0)
-            session = self._sessions[loop] = aiohttp.ClientSession(connector=connector)
+        session = await self._session()
         headers = {"Content-Type": "application/json", **headers_of(self.keys.get(url, ""))}
         limit = aiohttp.ClientTimeout(timeout_s)
         async with session.post(f"{url}/generate", data=body, headers=headers, timeout=limit) as answer:
             return answer.status, await answer.read(), unquote(answer.headers.get(ENGINE_HEADER, ""))
+
+    async def _session(self) -> aiohttp.ClientSession:
+        """Return the connections of the running event loop; close those from before :meth:`abandon`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            found = self._sessions.get(loop)
+            if found is not None and found[0] == self._era:
+                return found[1]
+            connector = aiohttp.TCPConnector(limit=0)
+            self._sessions[loop] = (self._era, aiohttp.ClientSession(connector=connector))
+            if found is not None:
+                await found[1].close()
 
     # From plain threads ----------------------------------------------------------------------
 

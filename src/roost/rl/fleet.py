@@ -71,7 +71,9 @@ class Fleet:
         self._engines = engines
         self._hub = hub
         self._url = url
-        self._key = key
+        self._routers = 0
+        self._routing = threading.Lock()
+        self._asking_router: threading.Thread | None = None
         self._add_s = add_s
         self.pulses = Pulses(silence_limit_s)
         self._evicting = threading.Lock()
@@ -96,6 +98,8 @@ class Fleet:
         self._closed.set()
         if self._watcher.is_alive():
             self._watcher.join(STOP_S)
+        if self._asking_router is not None:
+            self._asking_router.join(ANSWER_S)
         self.client.close()
 
     # Who gets requests ---------------------------------------------------------------------
@@ -148,8 +152,8 @@ class Fleet:
         with contextlib.suppress(RoostError):
             self._hub.call("router", "remove", url, REMOVE_S)
 
-    def use_router(self, url: str) -> None:
-        """Use a router that was started again: it is told of all engines that get requests.
+    def use_router(self, url: str, key: str) -> None:
+        """Use a router that was started again, with its new key: it is told of all engines that get requests.
 
         Raises:
             RoostError: It did not take all of them; the others get requests.
@@ -158,10 +162,28 @@ class Fleet:
             before = [engine for engine in self.alive if engine.is_registered]
             for engine in self._engines:
                 engine.is_registered = False
-            self._url = url
-            self.client.keys[url] = self._key
-            self.client.urls = [url]
+            with self._routing:
+                self._routers += 1
+                self._url = url
+                self.client.abandon(f"the router at {url} was started again")
+                self.client.keys = {url: key}
+                self.client.urls = [url]
             self.register(before)
+
+    def _look_at_router(self) -> None:
+        """Ask whether the router runs, in a thread of its own: a hub that hangs keeps nobody waiting but that thread."""
+        if self._url and (self._asking_router is None or not self._asking_router.is_alive()):
+            self._asking_router = threading.Thread(target=self._abandon_dead_router, name="router-watch", daemon=True)
+            self._asking_router.start()
+
+    def _abandon_dead_router(self) -> None:
+        """Send nothing to a router that has ended: whoever takes its port would see its key, and could answer."""
+        number = self._routers
+        with contextlib.suppress(Exception):  # such as of a connection to Ray that has ended; the next look tells
+            for problem in self.router_problem():
+                with self._routing:
+                    if problem.code in ("E106", "S210") and number == self._routers and self.client.urls:
+                        self.client.abandon(problem.message)
 
     def router_problem(self) -> tuple[Finding, ...]:
         """What is wrong with the router, for errors; nothing where it runs."""
@@ -209,6 +231,7 @@ class Fleet:
 
     def _look(self) -> None:
         """Ask all engines for a sign of life, and evict those that are dead, or silent beyond the limit."""
+        self._look_at_router()
         engines = [(engine, engine.identity) for engine in self.alive]
         self.pulses.look([engine for engine, _ in engines])
         found: list[_Found] = []

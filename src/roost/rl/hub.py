@@ -72,7 +72,6 @@ class Hub(Worker):
         capacity: int,
         lock_ttl_s: float,
         router: Mapping[str, Any] | None,
-        key: str = "",
         journal: str | None = None,
         incarnation: int = 1,
     ) -> None:
@@ -80,7 +79,7 @@ class Hub(Worker):
         self._lock = LeaseLock(lock_ttl_s, after_token=(incarnation - 1) * TOKENS)
         self._router: Router | None = None
         if router is not None:
-            self._router = Router(host=str(ray.util.get_node_ip_address()), **{"key": key, **router})
+            self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
             self._router.start()
 
     def _make_buffer(self, capacity: int, folder: str | None, continues: bool) -> DataBuffer:
@@ -109,14 +108,14 @@ class Hub(Worker):
         if isinstance(self._buffer, JournaledBuffer):
             self._buffer.remove_journal()
 
-    def start_router(self) -> str:
-        """Start the router again, at its old address where that is still free; return its URL."""
-        if self._router is None:
-            return ""
-        try:
-            return self._router.start()
-        except RolloutError:  # it gave its ports back
-            return self._router.start()
+    def start_router(self) -> tuple[str, str]:
+        """Start the router again, at its old address where that is still free; return its URL and its new key."""
+        if self._router is not None:
+            try:
+                self._router.start()
+            except RolloutError:  # it gave its ports back
+                self._router.start()
+        return self.router_access()
 
     def status_note(self) -> str:
         """Where the router serves."""
@@ -124,7 +123,11 @@ class Hub(Worker):
 
     def url(self) -> str:
         """Where the router serves; empty where there is none."""
-        return self._router.url if self._router is not None else ""
+        return self.router_access()[0]
+
+    def router_access(self) -> tuple[str, str]:
+        """Return the URL and the key of the router; both are empty where there is none."""
+        return (self._router.url, self._router.key) if self._router is not None else ("", "")
 
     def buffer(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> Any:
         """Calls the buffer."""

@@ -34,11 +34,11 @@ class HubStarter:
         capacity: Of the buffer.
         lock_ttl_s: Of the lock.
         router: Settings of the router; ``None``: no router.
-        key: What the router asks for.
         journal: Folder for the buffer's journal; empty: one in the private runtime folder; ``None``: no journal.
 
     Attributes:
         url: Of the router; empty without one.
+        key: Of the router; a new one each time that it starts, unless its settings have one.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class HubStarter:
         capacity: int,
         lock_ttl_s: float,
         router: Mapping[str, Any] | None,
-        key: str,
         journal: str | None,
     ) -> None:
-        self.url = ""
+        self.url = self.key = ""
         self._cluster = cluster
         self._name = f"{name}-hub"
-        self._arguments = (capacity, lock_ttl_s, router, key, journal)
+        self._arguments = (capacity, lock_ttl_s, router, journal)
         self._has_router = router is not None
+        self._is_starting_router = False
         self._incarnation = 0
         self._group: WorkerGroup | None = None
         self._link: HubLink | None = None
@@ -100,14 +100,17 @@ class HubStarter:
 
     def _start_dead_router(self) -> bool:
         """Start the router again if its process has ended; return whether it had."""
-        try:
-            self.link.call("router", "check")
-        except RolloutError as error:
-            if "S210" in error.codes:
-                raise
-            self.url = self.group.start_router().wait(ROUTER_S)[0]
-            return True
-        return False
+        if not self._is_starting_router:  # else it may run by now, with a key that did not arrive here
+            try:
+                self.link.call("router", "check")
+                return False
+            except RolloutError as error:
+                if "S210" in error.codes:
+                    raise
+        self._is_starting_router = True
+        self.url, self.key = self.group.start_router().wait(ROUTER_S)[0]
+        self._is_starting_router = False
+        return True
 
     def _launch(self) -> None:
         self._incarnation += 1
@@ -115,7 +118,8 @@ class HubStarter:
         self._group = request.launch(
             self._cluster, NodePlacementStrategy([0]), name=self._name, max_concurrency=CONCURRENCY
         )
-        self.url = self.group.url().wait()[0]
+        self.url, self.key = self.group.router_access().wait()[0]
+        self._is_starting_router = False
 
     def close(self) -> None:
         """End the hub with everything that it has. Safe to call twice."""

@@ -14,7 +14,6 @@ from roost.cluster import Cluster
 from roost.data.samples import SampleGroup
 from roost.engines.engine import Engine
 from roost.engines.handles import EngineHandle, ExternalEngine
-from roost.engines.keys import make_key
 from roost.engines.router import add_limit_s
 from roost.engines.starting import EngineStarter
 from roost.errors import (
@@ -84,9 +83,6 @@ class RolloutManager:
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
         journal: Folder on node 0 for the buffer's journal, from which :meth:`recover` has the buffer back when the hub
             has died. Default: one in the private runtime folder of this user. ``None``: no journal.
-
-    Attributes:
-        key: What the router asks for: ``EngineClient(rollout.url, key=rollout.key)``.
     """
 
     def __init__(
@@ -110,7 +106,6 @@ class RolloutManager:
     ) -> None:
         self.name = name
         self.version = 0
-        self.key = str((router or {}).get("key", "")) or make_key()
         self._cluster = cluster
         self._plan = plan
         self._starter = EngineStarter(cluster, plan, engine, dp_size, dp_attention, start_timeout_s)
@@ -125,7 +120,7 @@ class RolloutManager:
         self._is_closed = False
         self._last_version = 0
         self._weights_folder = WeightsFolder(weights_folder)
-        self._hub_starter = HubStarter(cluster, name, capacity, lock_ttl_s, router, self.key, journal)
+        self._hub_starter = HubStarter(cluster, name, capacity, lock_ttl_s, router, journal)
         self._forget_closing = cluster.on_close(self.close)
         try:
             self._start(external)
@@ -174,6 +169,14 @@ class RolloutManager:
     def url(self) -> str:
         """Address of the router; empty without one. It may be another one after :meth:`recover`."""
         return self._hub_starter.url
+
+    @property
+    def key(self) -> str:
+        """What the router asks for: ``EngineClient(rollout.url, key=rollout.key)``; empty without one.
+
+        A router that :meth:`recover` starts again has another one, unless ``router={"key": …}`` gives it.
+        """
+        return self._hub_starter.key
 
     @property
     def _hub(self) -> WorkerGroup:
@@ -404,7 +407,7 @@ class RolloutManager:
             if is_new and self.url:
                 self._running.find_dead_external()  # the router would wait for them
                 with contextlib.suppress(RoostError):  # what it did not take is tried again below
-                    self._running.use_router(self.url)
+                    self._running.use_router(self.url, self.key)
             gone = self._running.gone()
             with ThreadPoolExecutor(RESTARTS) as pool:
                 failures = [error for error in pool.map(self._bring_back, gone) if error is not None]
