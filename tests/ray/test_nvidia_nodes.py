@@ -79,6 +79,19 @@ def test_a_gpu_that_is_lost_later_is_found_at_launch(cluster: roost.Cluster, dri
     assert f"accelerators ('{driver.uuid(1)}',)" in str(caught.value)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_worker_without_gpus_of_its_own_starts_beside_a_lost_one(
+    cluster: roost.Cluster, driver: NvidiaDriver, is_known: bool
+) -> None:
+    driver.set_gpus([0, LOST])
+    if is_known:
+        cluster._nodes[:] = order_nodes(measure_nodes(alive_nodes(), 60.0))
+    assert [bool(device.fault) for device in cluster.get_node_info(0).accelerators] == [False, is_known]
+    with Forking.create_group().launch(cluster, roost.NodePlacementStrategy([0])) as group:
+        assert group.binding is not None
+        assert [(found.visible, found.uuids) for found in group.binding.attestations] == [("0,1", None)]
+
+
 def test_a_driver_that_fails_in_a_worker_is_named(cluster: roost.Cluster, driver: NvidiaDriver) -> None:
     driver.set_cuda(999)
     with pytest.raises(roost.AttestationError) as caught:

@@ -17,13 +17,13 @@ from nvidia_driver import DRIVER_NOT_LOADED, LOST, VERSION_MISMATCH, NvidiaDrive
 from roost.cluster.accelerators import AcceleratorFacts, accelerators_of
 from roost.cluster.doctor import _accelerators, _cards
 from roost.cluster.nodes import NodeInfo
-from roost.errors import LaunchError
+from roost.errors import AttestationError, LaunchError
 from roost.hardware import AcceleratorType
 from roost.hardware.accelerators import Device
-from roost.placement import PackedPlacementStrategy
-from roost.plan import ComponentPlan, Plan
+from roost.placement import NodePlacementStrategy, PackedPlacementStrategy
+from roost.plan import ComponentPlan, Plan, Process
 from roost.topology import Topology
-from roost.worker.binding import check_faults
+from roost.worker.binding import Attestation, asks_driver, check_faults, compare
 
 
 @pytest.fixture
@@ -187,6 +187,14 @@ def test_the_doctor_names_a_driver_that_fails() -> None:
     assert check.finding == "Ray counts 2 GPUs; nvmlInit: Unknown Error"
 
 
+def processes_of(strategy: NodePlacementStrategy | PackedPlacementStrategy, isolate: bool = True) -> list[Process]:
+    """The processes of a strategy on one node with three GPUs."""
+    topology = Topology.parse("1x3")
+    placements = tuple(strategy.get_placement(topology, isolate))
+    plan = Plan(topology, (ComponentPlan("actor", "actor", placements),))
+    return [plan.process("actor", rank) for rank in range(len(placements))]
+
+
 @pytest.mark.parametrize(
     ("first", "last", "isolate", "is_refused"),
     [(0, 0, True, False), (1, 1, True, True), (0, 2, True, True), (0, 0, False, True)],
@@ -194,10 +202,7 @@ def test_the_doctor_names_a_driver_that_fails() -> None:
 def test_a_launch_that_would_use_or_see_a_sick_gpu_is_refused(
     first: int, last: int, isolate: bool, is_refused: bool
 ) -> None:
-    topology = Topology.parse("1x3")
-    placements = tuple(PackedPlacementStrategy(first, last).get_placement(topology, isolate))
-    plan = Plan(topology, (ComponentPlan("actor", "actor", placements),))
-    processes = [plan.process("actor", rank) for rank in range(len(placements))]
+    processes = processes_of(PackedPlacementStrategy(first, last), isolate)
     if not is_refused:
         check_faults([node(3, seen())], processes)
         return
@@ -205,3 +210,38 @@ def test_a_launch_that_would_use_or_see_a_sick_gpu_is_refused(
         check_faults([node(3, seen())], processes)
     assert caught.value.codes == ("W114",)
     assert caught.value.findings[0].message == "node 0 (10.0.0.2), GPU 1 cannot be used: GPU is lost"
+
+
+def measured() -> NodeInfo:
+    """A node whose three GPUs Ray counts, as the stand-in lists them now."""
+    facts = ask("dataclasses.asdict(look_at_accelerators({}))")
+    return node(3, AcceleratorFacts(tuple(Device(**one) for one in facts["devices"]), facts["vendor"]))
+
+
+def attested(process: Process, found: NodeInfo, visible: str) -> Attestation:
+    """What a worker reports that has this visible-devices variable."""
+    uuids = tuple(ask("nvidia._visible_uuids()")) if asks_driver(process, found) else None
+    return Attestation(0, found.ray_id, found.address, 1, sys.executable, visible, uuids)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_process_without_gpus_of_its_own_starts_beside_a_lost_one(driver: NvidiaDriver, is_known: bool) -> None:
+    driver.set_gpus([0, LOST if is_known else 0, 0])
+    there = measured()
+    assert there.accelerators_are_real
+    assert bool(there.accelerators[1].fault) == is_known
+    driver.set_gpus([0, LOST, 0])
+    processes = processes_of(NodePlacementStrategy([0]))
+    check_faults([there], processes)
+    compare("hub", processes, [there], [attested(processes[0], there, "0,1,2")])
+    with pytest.raises(AttestationError, match="visible devices is not as planned"):
+        compare("hub", processes, [there], [attested(processes[0], there, "0,2")])
+
+
+def test_a_process_that_uses_a_gpu_and_sees_one_that_was_lost_since_is_refused(driver: NvidiaDriver) -> None:
+    driver.set_gpus([0, 0, 0])
+    there = measured()
+    driver.set_gpus([0, LOST, 0])
+    processes = processes_of(PackedPlacementStrategy(0, 0), isolate=False)
+    with pytest.raises(AttestationError, match="accelerators is not as planned"):
+        compare("actor", processes, [there], [attested(processes[0], there, "0,1,2")])

@@ -12,7 +12,7 @@ from roost.hardware.accelerators import Device
 from roost.plan import ComponentPlan, Plan, Process
 from roost.worker.strangers import Stranger, findings_of
 
-__all__ = ["Attestation", "Binding", "check_faults", "check_strangers", "compare"]
+__all__ = ["Attestation", "Binding", "asks_driver", "check_faults", "check_strangers", "compare"]
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,20 @@ class Binding:
     reservation: int
 
 
+def asks_driver(process: Process, node: NodeInfo) -> bool:
+    """Return whether attestation asks the driver library in this process, and compares accelerators by UUID.
+
+    A process without accelerators of its own is not asked. It sees all of the node, and one lost GPU, which no other
+    process of the job uses, would then prevent its launch: the list differs from the plan, or CUDA does not start.
+    """
+    return node.accelerators_are_real and bool(process.placement.accelerators)
+
+
 def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo], found: Sequence[Attestation]) -> None:
     """Compares what workers found with what the plan says.
 
-    Nodes and interpreters are always compared; accelerators by UUID where the driver library knows
-    them, else by the variable that was set (made-up accelerators have nothing else).
+    Nodes and interpreters are always compared. Accelerators are compared by UUID where the driver library knows them and
+    the process has some of its own, and otherwise by the visible-devices variable.
 
     Raises:
         AttestationError: With both rows for every worker that got something else.
@@ -100,14 +109,17 @@ def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo],
 
 
 def check_faults(nodes: Sequence[NodeInfo], processes: Sequence[Process]) -> None:
-    """Refuses accelerators that do not work, for processes that would use or see them.
+    """Refuses accelerators that do not work, for processes that use accelerators and would use or see these.
+
+    A process without accelerators of its own may be beside one that does not work.
 
     Raises:
         LaunchError: With every such accelerator.
     """
     wanted: dict[int, set[str]] = {}
     for placement in (process.placement for process in processes):
-        wanted.setdefault(placement.cluster_node_rank, set()).update(placement.visible_accelerators)
+        if placement.accelerators:
+            wanted.setdefault(placement.cluster_node_rank, set()).update(placement.visible_accelerators)
     findings = [
         Finding(
             "W114",
@@ -154,7 +166,7 @@ def _planned(process: Process, node: NodeInfo) -> dict[str, Any]:
     planned: dict[str, Any] = {"node": node.ray_id}
     if process.interpreter:
         planned["interpreter"] = process.interpreter
-    if node.accelerators_are_real:
+    if asks_driver(process, node):
         by_id = {device.id: device.uuid for device in node.accelerators}
         planned["accelerators"] = tuple(by_id[item] for item in visible)
     elif node.accelerators:

@@ -66,7 +66,7 @@ class _AnyHost:
         """What this process finds, and the port that rank 0 leased.
 
         Args:
-            asks_driver: Whether the driver library knows this node's accelerators, and says which ones it sees.
+            asks_driver: Whether to ask the driver library which accelerators this process sees.
             looks_for_strangers: Whether it sees who holds memory of this node's accelerators.
             own: Processes that are no strangers.
         """

@@ -25,7 +25,7 @@ from roost.errors import ClusterError, Finding, Fix, LaunchError
 from roost.hardware import values_for_worker
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
-from roost.worker.binding import Attestation, Binding, check_faults, check_strangers, compare
+from roost.worker.binding import Attestation, Binding, asks_driver, check_faults, check_strangers, compare
 from roost.worker.context import WorkerContext
 from roost.worker.group import WorkerGroup, end_workers
 from roost.worker.host import AsyncHost, Host
@@ -256,7 +256,7 @@ class _Launch:
         for handle, process, looks in zip(self.handles, self.processes, self._who_looks(), strict=True):
             node = self.nodes[process.placement.cluster_node_rank]
             own = (os.getpid(),) if node.ray_id == here else ()
-            asked.append(handle.attest.remote(node.accelerators_are_real, looks, own))
+            asked.append(handle.attest.remote(asks_driver(process, node), looks, own))
         found = self._all(group, asked, "starting")
         return [attestation for attestation, _ in found], found[0][1]
 
