@@ -1,11 +1,13 @@
 """``cluster.node_groups``: labels, nodes, environments and hardware; every rule of the specification."""
 
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import dedent
 
 import pytest
 import yaml
 
-from roost import ComponentPlacement, ConfigError, PlacementError, Plan, RoostError, Topology
+from roost import ComponentPlacement, ConfigError, PlacementError, Plan, RoostError, Topology, register_hardware
+from roost.topology import Hardware
 
 FOUR = Topology.parse("4x8")
 
@@ -269,6 +271,11 @@ def test_no_label_stands_for_all_nodes():
     assert FOUR.group(None) is FOUR.group("cluster")
 
 
+@dataclass(frozen=True)
+class Mount:
+    side: str
+
+
 def robots(label, *configs, nodes="0-1"):
     return {"label": label, "node_ranks": nodes, "hardware": {"type": "UnitRobot", "configs": list(configs)}}
 
@@ -283,6 +290,48 @@ def test_a_robot_belongs_to_one_group(robot):
     assert left.with_groups({"node_groups": [robots("right", other)]}).has_group("right")
     assert left.with_groups({"node_groups": [robots("left", other), robots("right", one)]}).has_group("right")
     assert left.with_groups({"node_groups": [robots("right", {**one, "node_rank": 1})]}).has_group("right")
+
+
+@pytest.mark.parametrize("more", [{"camera": ""}, {"speed": 1}, {"speed": 1.0}, {"camera": "", "speed": 1}])
+def test_a_robot_is_the_same_with_defaults_written_out(robot, more):
+    short = {"node_rank": 0, "robot_ip": "a"}
+    with pytest.raises(ConfigError, match="the same UnitRobot on node 0 is in the node groups 'left' and 'right'"):
+        FOUR.with_groups({"node_groups": [robots("left", short), robots("right", {**short, **more})]})
+    with pytest.raises(ConfigError, match="this UnitRobot on node 0 is listed twice"):
+        FOUR.with_groups({"node_groups": [robots("left", {**short, **more}, short)]})
+
+
+@pytest.mark.parametrize("more", [{"camera": "front"}, {"speed": 2}, {"robot_ip": "b"}])
+def test_robots_of_which_a_field_differs_are_two(robot, more):
+    short = {"node_rank": 0, "robot_ip": "a"}
+    topology = FOUR.with_groups({"node_groups": [robots("left", short), robots("right", {**short, **more})]})
+    assert topology.has_group("right")
+    assert FOUR.with_groups({"node_groups": [robots("left", short, {**short, **more})]}).has_group("left")
+
+
+def test_a_robot_that_a_node_found_is_the_same_as_in_a_job():
+    @register_hardware("FoundRobot")
+    @dataclass
+    class FoundRobot:
+        robot_ip: str
+        mount: Mount = field(default_factory=lambda: Mount("left"))
+        joints: list[int] = field(default_factory=list)
+        home: Mount = Mount("right")
+        model: str = field(init=False, default="m1")
+
+        def __post_init__(self):
+            self.model = f"model of {self.robot_ip}"
+
+    carried = Hardware("FoundRobot", asdict(FoundRobot("a")))
+    topology = Topology((replace(FOUR.nodes[0], hardware=(carried,)),))
+    hardware = {"type": "FoundRobot"}
+    mount = {"side": "left"}  # a job must give it: only the class's own function knows the default
+    left = {"label": "left", "node_ranks": 0, "hardware": hardware}
+    for more in ({}, {"joints": []}, {"home": {"side": "right"}}):
+        configs = [{"node_rank": 0, "robot_ip": "a", "mount": mount, **more}]
+        right = {"label": "right", "node_ranks": 0, "hardware": {**hardware, "configs": configs}}
+        with pytest.raises(ConfigError, match="the same FoundRobot on node 0"):
+            topology.with_groups({"node_groups": [left, right]})
 
 
 def test_robots_that_a_node_carries_belong_to_one_group(robot):

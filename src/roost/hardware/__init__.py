@@ -7,6 +7,7 @@ from roost.hardware import vendors
 from roost.hardware.accelerators import AcceleratorType, register_accelerator
 from roost.hardware.devices import (
     HardwareField,
+    device_key,
     hardware_fields,
     hardware_types,
     register_hardware,
@@ -16,6 +17,7 @@ from roost.hardware.devices import (
 __all__ = [
     "AcceleratorType",
     "HardwareField",
+    "device_key",
     "hardware_fields",
     "hardware_types",
     "register_accelerator",

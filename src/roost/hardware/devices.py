@@ -10,6 +10,7 @@ from roost.errors import ConfigError, Finding, Fix
 
 __all__ = [
     "HardwareField",
+    "device_key",
     "hardware_detectors",
     "hardware_fields",
     "hardware_types",
@@ -116,6 +117,46 @@ def values_for_worker(type_name: str, values: Mapping[str, Any], node_rank: int)
     cls = _types.get(type_name)
     has_rank = cls is not None and NODE_RANK in {field.name for field in dataclasses.fields(cls)}
     return {**values, NODE_RANK: node_rank} if has_rank else dict(values)
+
+
+def device_key(type_name: str, values: Mapping[str, Any]) -> str:
+    """Return a text that is the same for all descriptions of one device.
+
+    A description may leave out a field or give its default, and may give 2 or 2.0. A default that a factory makes is
+    known where the factory is ``list`` or ``dict``; other factories are the user's code, and are not called. Fields that
+    the constructor does not take do not count, since a job cannot give them.
+    """
+    cls = _types.get(type_name)
+    fields = {field.name: field for field in dataclasses.fields(cls)} if cls is not None else {}
+    given = {}
+    for name, value in values.items():
+        field = fields.get(name)
+        if field is None or (field.init and _text(value) != _default_text(field)):
+            given[name] = value
+    return _text([type_name, given])
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str | None:
+    """The text of a field's default; ``None`` where it has none, or it is not known."""
+    default = field.default_factory() if field.default_factory in (list, dict) else field.default
+    return None if default is dataclasses.MISSING else _text(default)
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return json.dumps(_plain(value), sort_keys=True, default=repr)
+
+
+def _plain(value: Any) -> Any:
+    """A value as ``dataclasses.asdict`` and JSON have it, with whole numbers as integers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _checked_type(hint: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roost.errors import Finding, Fix, RankError, did_you_mean
-from roost.hardware import AcceleratorType, hardware_fields, hardware_types
+from roost.hardware import AcceleratorType, device_key, hardware_fields, hardware_types
 from roost.ranks import format_ranks, parse_ranks
 from roost.source import Fields, Tree
 from roost.topology.model import CLUSTER, NODE, Hardware, NodeEnvironment, NodeGroup, Topology
@@ -88,12 +88,10 @@ def read_groups(
 
 def _check_owners(groups: Iterable[NodeGroup], fields_by_label: Mapping[str, Fields]) -> None:
     """Complain about a device that two groups have: two components could be given the same robot."""
-    import json
-
-    owners: dict[str, str] = {}
+    owners: dict[tuple[int, str], str] = {}
     for group in groups:
         for rank, item in group.hardware:
-            owner = owners.setdefault(json.dumps([item.type, rank, item.fields], sort_keys=True), group.label)
+            owner = owners.setdefault((rank, device_key(item.type, item.fields)), group.label)
             fields = fields_by_label.get(group.label) or fields_by_label.get(owner)
             if owner != group.label and fields is not None:
                 message = f"the same {item.type} on node {rank} is in the node groups {owner!r} and {group.label!r}"
@@ -291,15 +289,13 @@ class _GroupReader:
         if self.check_hardware and hardware_fields(kind) is None:
             self._unknown_type(fields, kind)
             return kind, ()
-        import json
-
         items: list[tuple[int, Hardware]] = []
-        seen: set[str] = set()
+        seen: set[tuple[int, str]] = set()
         for entry in fields.entries("configs"):
             item = self._hardware_config(entry, kind, group_ranks)
             if item is None:
                 continue
-            fingerprint = json.dumps([item[0], item[1].fields], sort_keys=True)
+            fingerprint = (item[0], device_key(kind, item[1].fields))
             if self.check_hardware and fingerprint in seen:
                 at = entry.keys.get("node_rank", entry)
                 fields.complain("310", f"this {kind} on node {item[0]} is listed twice", at)
