@@ -7,6 +7,7 @@
  *   gpus    one line per GPU: a status (0, or the NVML code that every call on this GPU returns, 15 for a lost one)
  *   mig     how many instances each GPU is cut into (default 0: it is not partitioned)
  *   nvml    what nvmlInit returns (default 0)
+ *   loads   how often the driver was loaded again: NVML that was opened before the last time fails until it is closed
  *   cuda    what cuInit returns (default 0); -1: it never returns; -2: it prints a text and ends the process
  *   inits   written: a line with the process id at every call of cuInit
  *
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CUDA_NOT_INITIALIZED = 3, CUDA_NO_DEVICE = 100, CUDA_INVALID_DEVICE = 101, MAX_GPUS = 16, MEBIBYTE = 1 << 20 };
+enum { CUDA_NOT_INITIALIZED = 3, CUDA_NO_DEVICE = 100, CUDA_INVALID_DEVICE = 101, UNKNOWN = 999, MAX_GPUS = 16, MEBIBYTE = 1 << 20 };
 
 static FILE *open_file(const char *name, const char *mode) {
     char path[4096];
@@ -47,14 +48,25 @@ static int read_gpus(int *status) {
 
 /* NVML ------------------------------------------------------------------------------------------------------------ */
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return number_in("nvml"); }
-int nvmlInit_v2(void) { return number_in("nvml"); }
-int nvmlShutdown(void) { return 0; }
+static int users, loads;
+
+int nvmlInit_v2(void) {
+    int code = number_in("nvml");
+    if (!code && users++ == 0) loads = number_in("loads");
+    return code;
+}
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
+
+int nvmlShutdown(void) {
+    if (users) users--;
+    return 0;
+}
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
     int status[MAX_GPUS];
     *count = (unsigned)read_gpus(status);
-    return 0;
+    return loads == number_in("loads") ? 0 : UNKNOWN;
 }
 
 /* A handle is the number of the GPU plus one, so that it is no null pointer; that of an instance, 100 times this plus the
@@ -172,6 +184,6 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) {
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
 int cuGetErrorName(int code, const char **name) {
-    *name = code == 999 ? "CUDA_ERROR_UNKNOWN" : code == CUDA_NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED" : 0;
+    *name = code == UNKNOWN ? "CUDA_ERROR_UNKNOWN" : code == CUDA_NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED" : 0;
     return *name ? 0 : 1;
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
 VERSION_MISMATCH = 18
 LOST = 15
 """What NVML returns for a GPU that has fallen off the bus."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvidia_driver import DRIVER_NOT_LOADED, LOST, VERSION_MISMATCH, NvidiaDriver
+from nvidia_driver import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LOST, VERSION_MISMATCH, NvidiaDriver
 
 from roost.cluster.accelerators import AcceleratorFacts, accelerators_of
 from roost.cluster.doctor import _accelerators, _cards
@@ -87,6 +87,15 @@ def test_a_gpu_that_comes_back_is_found_again(driver: NvidiaDriver) -> None:
     assert ask("[len(found(nvidia._usage)), set_status('gpus', '0 0'), len(found(nvidia._usage))]") == [1, None, 2]
 
 
+def test_a_driver_that_was_loaded_again_is_found_again(driver: NvidiaDriver) -> None:
+    driver.set_gpus([0, 0])
+    usage = "len(found(nvidia._usage))"
+    assert ask(f"[{usage}, set_status('loads', '1'), {usage}, {usage}]") == [2, None, 0, 2]
+    assert ask(f"[{usage}, set_status('loads', '2'), found(nvidia._holders), {usage}]") == [
+        2, None, "NVIDIA's driver does not tell which GPUs there are: nvmlDeviceGetCount: Unknown Error", 2
+    ]  # fmt: skip
+
+
 def test_a_driver_that_fails_is_no_node_without_gpus(driver: NvidiaDriver) -> None:
     driver.set_gpus([0, 0])
     driver.set_nvml(VERSION_MISMATCH)
@@ -97,16 +106,25 @@ def test_a_driver_that_fails_is_no_node_without_gpus(driver: NvidiaDriver) -> No
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_a_driver_that_is_not_loaded_is_missed_where_there_is_a_gpu(
-    driver: NvidiaDriver, tmp_path: Path, has_gpu: bool
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (DRIVER_NOT_LOADED, "Driver Not Loaded, and a GPU is on the PCI bus"),
+        (LIBRARY_NOT_FOUND, "Shared Library Not Found, and a GPU is on the PCI bus"),
+        (None, "a GPU is on the PCI bus, and the Python package nvidia-ml-py is not installed"),
+    ],
+)
+def test_a_driver_that_is_not_there_is_missed_where_there_is_a_gpu(
+    driver: NvidiaDriver, tmp_path: Path, code: int | None, text: str, has_gpu: bool
 ) -> None:
     device = tmp_path / "pci" / "0000:01:00.0"
     device.mkdir(parents=True)
     (device / "vendor").write_text("0x10de\n" if has_gpu else "0x1002\n")
     (device / "class").write_text("0x030200\n")
-    driver.set_nvml(DRIVER_NOT_LOADED)
-    found = ask(f"[setattr(nvidia, 'PCI_DEVICES', {str(tmp_path / 'pci')!r}), found(nvidia._detect)]")[1]
-    assert ("Driver Not Loaded" in found) if has_gpu else (found == [])
+    driver.set_nvml(code or 0)
+    hide = "__import__('sys').modules.update(pynvml=None)" if code is None else "None"
+    found = ask(f"[setattr(nvidia, 'PCI_DEVICES', {str(tmp_path / 'pci')!r}), {hide}, found(nvidia._detect)]")[2]
+    assert found.endswith(text) if has_gpu else found == []
 
 
 def test_a_partitioned_gpu_is_listed_by_its_instances(driver: NvidiaDriver) -> None:

@@ -30,18 +30,22 @@ def _initialised() -> Any:
     """The driver library (NVML), initialised; ``None`` on a node without NVIDIA GPUs.
 
     Raises:
-        ClusterError: Where the library is there and fails, or is missing for a GPU that is on the bus.
+        ClusterError: Where the library fails; where a GPU is on the PCI bus and the library, its Python package or the
+            driver is missing.
     """
     try:
         import pynvml
     except ImportError:
-        return None
+        if not _has_gpu_on_bus():
+            return None
+        raise _failure("a GPU is on the PCI bus, and the Python package nvidia-ml-py is not installed") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value == LIBRARY_NOT_FOUND or (error.value == DRIVER_NOT_LOADED and not _has_gpu_on_bus()):
-            return None  # also a node without a GPU whose image has NVIDIA's packages
-        raise _failure(f"nvmlInit: {error}") from None
+        is_missing = error.value in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED)
+        if is_missing and not _has_gpu_on_bus():
+            return None  # also where the image of a node without a GPU has NVIDIA's packages
+        raise _failure(f"nvmlInit: {error}" + (", and a GPU is on the PCI bus" if is_missing else "")) from None
     return pynvml
 
 
@@ -192,11 +196,19 @@ _kept: Any = None
 def _answering() -> Iterator[tuple[str, str, Any]]:
     """Number, UUID and handle of each GPU that answers. The library stays open: opening it costs more than questions.
 
-    Nothing else is kept, and no failure: a driver that was reloaded, or a GPU that was reset, is found again.
+    Nothing else is kept, and no failure. A GPU that was reset is found again. A library that does not count its GPUs any
+    more, as after the driver was reloaded, is closed, and the next call opens it again.
     """
     global _kept
     _kept = _kept or _initialised()
-    for index in range(_count(_kept) if _kept else 0):
+    try:
+        count = _count(_kept) if _kept else 0
+    except ClusterError:
+        with contextlib.suppress(_kept.NVMLError):
+            _kept.nvmlShutdown()
+        _kept = None
+        raise
+    for index in range(count):
         try:
             handle = _kept.nvmlDeviceGetHandleByIndex(index)
             uuid = str(_kept.nvmlDeviceGetUUID(handle))
