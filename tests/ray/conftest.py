@@ -26,6 +26,20 @@ def four_nodes() -> Iterator[LocalRay]:
         yield cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_connection_is_left() -> Iterator[None]:
+    """Fail where a file leaves this process connected to a Ray: ``ray.init`` would raise in the next file.
+
+    Ray's state functions, such as ``ray.available_resources``, connect a process that is not connected.
+    """
+    yield
+    if ray.is_initialized():
+        ray.shutdown()
+        pytest.fail(
+            "a test of this file left the process connected to Ray; call ray.init and ray.shutdown in a fixture"
+        )
+
+
 @pytest.fixture
 def cluster(four_nodes: LocalRay) -> Iterator[roost.Cluster]:
     """A job on all four nodes, closed after the test."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import ray
@@ -13,6 +14,13 @@ import roost
 from roost.cluster import NodeManager, managers
 from roost.cluster.plans import live_plan
 from roost.testing import LocalRay
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connection(four_nodes: LocalRay) -> Iterator[None]:
+    ray.init(namespace="tests", logging_level="warning")
+    yield
+    ray.shutdown()
 
 
 class Adder(roost.Worker):

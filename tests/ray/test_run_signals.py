@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray
 from processes import ray_state, wait_for
 
 from roost.cluster.warden import bearers_of, end
@@ -31,6 +32,13 @@ def main(cluster, plan):
     finally:
         print("the program was ended")
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connection(four_nodes: LocalRay) -> Iterator[None]:
+    ray.init(namespace="tests", logging_level="warning")
+    yield
+    ray.shutdown()
 
 
 @contextmanager
