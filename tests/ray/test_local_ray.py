@@ -14,7 +14,8 @@ import pytest
 import ray
 
 import roost
-from roost.testing import local, local_ray
+from roost.cluster import local_ray as module
+from roost.testing import local_ray
 
 
 def mentioning(text: str) -> list[int]:
@@ -144,4 +145,4 @@ def test_what_is_set_for_authentication(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert local._authentication() == ({} if expected is None else {"RAY_AUTH_MODE": expected})
+    assert module._authentication() == ({} if expected is None else {"RAY_AUTH_MODE": expected})

@@ -72,7 +72,7 @@ def test_engines_say_what_the_trained_model_says(cluster: roost.Cluster, tmp_pat
             report = train.update_weights()
             assert (report.version, report.engines) == (version, 2)
             assert set(report.bytes_by_transport) == {"shared_memory", "broadcast"}
-            assert rollout._weights_folder._own is None, "nothing goes through files: no folder is made"
+            assert rollout._weights_folder._own._made is None, "nothing goes through files: no folder is made"
             trained = train.workers.likeliest().wait()[0]
             assert trained != before
             assert [likeliest(handle) for handle in rollout.engines] == [trained, trained]
