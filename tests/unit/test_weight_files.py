@@ -130,6 +130,17 @@ def test_a_missing_or_short_file_is_named_and_the_last_version_stays(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
 
 
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """The private folder of the driver would be made on another node with a mode that lets others in, and stay."""
+    [shard] = plan_files(Sharding(described(TENSORS, {})))
+    with pytest.raises(
+        RolloutError, match=r"rank 0 cannot write its weights: .* not shared between the nodes"
+    ) as caught:
+        FileWriter(shard, str(tmp_path / "roost-0" / "weights" / "1-abc")).write(TENSORS, 1)
+    assert caught.value.codes == ("S206",)
+    assert list(tmp_path.iterdir()) == []
+
+
 # A full disk ------------------------------------------------------------------------------------
 
 ON_A_FULL_DISK = """
@@ -176,4 +187,5 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(small_disk: Path
     assert "rank 0 cannot write its weights (4096 KiB)" in of_writer
     assert "No space left on device" in of_writer
     assert "GiB are free" in of_writer
+    assert "a folder with room for three versions" in of_writer
     assert "No space left on device" in of_staging

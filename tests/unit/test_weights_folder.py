@@ -7,10 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from roost.errors import ClusterError, RolloutError
 from roost.weights.folder import WeightsFolder
 
 MAKER = """
@@ -24,17 +26,23 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime folder for this test alone."""
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path
+    """A temporary and a runtime directory for this test alone."""
+    runtime, temporary = tmp_path / "runtime", tmp_path / "temporary"
+    runtime.mkdir(mode=0o700)
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return temporary
 
 
 def test_it_is_made_on_first_use_and_private(private: Path) -> None:
     folder = WeightsFolder()
     assert list(private.iterdir()) == [], "nothing is made before it is needed"
     path = Path(folder.path())
-    assert path.is_relative_to(private)
+    assert path.is_relative_to(private / f"roost-{os.getuid()}")
+    assert list((private.parent / "runtime").iterdir()) == [], "which may be a small file system in memory"
+    assert stat.S_IMODE((private / f"roost-{os.getuid()}").stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert folder.path() == str(path)
     folder.close()
@@ -42,13 +50,30 @@ def test_it_is_made_on_first_use_and_private(private: Path) -> None:
     assert not path.exists()
 
 
-def test_the_users_folder_stays(tmp_path: Path) -> None:
-    given = tmp_path / "mine"
-    given.mkdir()
+def test_a_planted_folder_is_refused(private: Path) -> None:
+    (private / "elsewhere").mkdir()
+    (private / f"roost-{os.getuid()}").symlink_to(private / "elsewhere")
+    with pytest.raises(ClusterError, match="is a symbolic link, not a directory") as caught:
+        WeightsFolder().path()
+    assert caught.value.codes == ("R140",)
+
+
+def test_the_users_folder_is_made_and_stays(tmp_path: Path) -> None:
+    given = tmp_path / "mine" / "weights"
     folder = WeightsFolder(str(given))
-    assert folder.path() == str(given)
+    assert not given.exists(), "nothing is made before it is needed"
+    for _ in range(2):
+        assert folder.path() == str(given)
+        assert given.is_dir()
     folder.close()
     assert given.is_dir()
+
+
+def test_a_folder_of_the_user_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RolloutError, match="file/weights, cannot be made on this node: Not a directory") as caught:
+        WeightsFolder(str(tmp_path / "file" / "weights")).path()
+    assert caught.value.codes == ("S206",)
 
 
 def test_a_folder_whose_maker_was_killed_goes_with_the_next_one() -> None:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from roost.cluster.runtime_folder import runtime_folder
+from roost.cluster.runtime_folder import runtime_folder, temporary_folder
 
 __all__ = ["PrivateFolder"]
 
@@ -21,20 +21,23 @@ class PrivateFolder:
 
     Args:
         kind: Name of the folder that it is in, such as ``weights``.
+        is_large: Whether files of many gigabytes go there. The folder is then in the temporary directory: a user's
+            runtime directory is often a small file system in memory.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, is_large: bool = False) -> None:
         self._kind = kind
+        self._base = temporary_folder if is_large else runtime_folder
         self._made: tuple[str, int] | None = None
 
     def path(self) -> str:
         """Return the folder's path; make the folder where this is the first call.
 
         Raises:
-            ClusterError: The private runtime folder cannot be used (R140).
+            ClusterError: The private folder of the user cannot be used (R140).
         """
         if self._made is None:
-            parent = Path(runtime_folder(), self._kind)
+            parent = Path(self._base(), self._kind)
             parent.mkdir(mode=0o700, exist_ok=True)
             _remove_abandoned(parent)
             while self._made is None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 
 from roost.errors import ClusterError, Finding, Fix
 
-__all__ = ["open_private", "private_folder", "runtime_folder"]
+__all__ = ["open_private", "private_folder", "runtime_folder", "temporary_folder"]
 
 _SHARED = "/tmp"  # noqa: S108
+_ELSEWHERE = "export XDG_RUNTIME_DIR=… (a directory of this user with mode 0700)"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -33,15 +35,32 @@ def runtime_folder() -> str:
     )
 
 
-def private_folder(path: str) -> str:
-    """Return the path of a private folder, and create it where it does not exist; see :func:`runtime_folder`."""
+def temporary_folder() -> str:
+    """Return the path of this user's private folder for large files, and create it where it does not exist.
+
+    It is ``roost-UID`` in the temporary directory: that of ``TMPDIR``, else ``/tmp``.
+
+    Raises:
+        ClusterError: As for :func:`runtime_folder`.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"roost-{os.getuid()}")
+    return private_folder(path, "export TMPDIR=… (a directory that this user can write to)")
+
+
+def private_folder(path: str, elsewhere: str = _ELSEWHERE) -> str:
+    """Return the path of a private folder, and create it where it does not exist; see :func:`runtime_folder`.
+
+    Args:
+        path: The folder.
+        elsewhere: What the user can do to have it in another place.
+    """
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
     except OSError as error:
         message = f"the private folder {path} cannot be created: {error.strerror}"
-        fix = Fix("use another place", "export XDG_RUNTIME_DIR=… (a directory of this user with mode 0700)")
+        fix = Fix("use another place", elsewhere)
         raise ClusterError([Finding("R140", message, fixes=(fix,))]) from error
     found = os.lstat(path)
     reason = _wrong_owner(found) if stat.S_ISDIR(found.st_mode) else f"is {_kind(found.st_mode)}, not a directory"
@@ -50,7 +69,7 @@ def private_folder(path: str) -> str:
         reason = f"has mode {stat.S_IMODE(found.st_mode):04o}, so other users can reach what is in it"
         fix = Fix("close it, after a look at what is in it", f"chmod 700 {path}")
     if reason:
-        rule = "the folder holds addresses and sockets of jobs: only its user may reach them"
+        rule = "the folder holds files and sockets of jobs: only its user may reach them"
         raise ClusterError([Finding("R140", f"the private folder {path} {reason}", rule=rule, fixes=(fix,))])
     return path
 

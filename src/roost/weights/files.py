@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import torch
 
+from roost.cluster.log_files import describe_node
 from roost.errors import Finding, Fix, RolloutError
 from roost.weights.buffers import box_of, dtype_of
 from roost.weights.channels import Channel
@@ -27,6 +28,10 @@ from roost.weights.shard_files import FILE_NAME, INDEX_NAME, FileShard, file_lay
 
 __all__ = ["FileReceiver", "FileWriter", "discard_version", "publish_version", "version_folder", "write_tensor"]
 
+_ROOM = "three versions are there at once: the one being written and the two before it; cut tensors are written twice"
+_LARGER = Fix("a folder with room for three versions and the cut tensors", "RolloutManager(…, weights_folder=…)")
+_SHARED = Fix("a folder that all nodes share", "RolloutManager(…, weights_folder=…)")
+
 
 def version_folder(folder: str, version: int, is_whole: bool = True) -> Path:
     """The folder of a version; another while it is written."""
@@ -34,7 +39,7 @@ def version_folder(folder: str, version: int, is_whole: bool = True) -> Path:
 
 
 def publish_version(folder: str, version: int, shards: Sequence[FileShard]) -> Path:
-    """Give a version its final name, with an index where it has several files; remove those before the last.
+    """Give a version its final name, with an index where it has several files; remove all but it and the one before.
 
     Args:
         folder: Where versions are.
@@ -90,12 +95,12 @@ class FileWriter:
         """Write the tensors that this rank has whole, and its pieces of others.
 
         Raises:
-            RolloutError: The files cannot be written (S206).
+            RolloutError: The files cannot be written, or the folder is not there on this node (S206).
         """
         shard, draft = self._shard, version_folder(self._folder, version, is_whole=False)
         header, offsets, size = file_layout(shard.tensors)
         with self._failures_named(draft):
-            draft.mkdir(parents=True, exist_ok=True)
+            self._make(draft)
             if shard.file:
                 with open(draft / shard.file, "wb") as file:
                     file.truncate(len(header) + size)
@@ -132,6 +137,18 @@ class FileWriter:
                     target.seek(len(header) + offsets[tensor.name])
                     write_tensor(target, whole)
 
+    def _make(self, draft: Path) -> None:
+        """Make the folder of a version. The folder that it is in must be there: the driver has made that one."""
+        try:
+            draft.mkdir(exist_ok=True)
+        except FileNotFoundError as error:
+            message = (
+                f"rank {self._shard.rank} cannot write its weights: {draft.parent} does not exist on its node, "
+                f"{describe_node()}, so the folder is not shared between the nodes"
+            )
+            rule = "the driver makes the folder for weights, and every trainer writes to it"
+            raise RolloutError([Finding("S206", message, rule=rule, fixes=(_SHARED,))]) from error
+
     @contextlib.contextmanager
     def _failures_named(self, draft: Path) -> Iterator[None]:
         """Raise a failure of the file system with the rank, the folder and the room that is left."""
@@ -143,8 +160,7 @@ class FileWriter:
             room = _free_text(draft.parent)
             size = f"{self.nbytes / 2**30:.2f} GiB" if self.nbytes >= 2**25 else f"{self.nbytes / 2**10:.0f} KiB"
             message = f"rank {self._shard.rank} cannot write its weights ({size}) to {draft}: {reason}{room}"
-            fix = Fix("a folder with room for two versions", "RolloutManager(…, weights_folder=…)")
-            raise RolloutError([Finding("S206", message, fixes=(fix,))]) from error
+            raise RolloutError([Finding("S206", message, rule=_ROOM, fixes=(_LARGER,))]) from error
 
 
 class FileReceiver:
