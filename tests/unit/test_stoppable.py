@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from roost.weights.stoppable import FailureWatch, Stoppable
 
 LARGE = (64, 2**20)
 """256 MiB of float32: more than sockets take without a reader."""
+LIMIT_S = 240.0
+"""Seconds for what ends within a few: the start of a process that imports torch is among it."""
 
 
 def channel_of(sender: str = "") -> Channel:
@@ -33,7 +36,7 @@ def channel_of(sender: str = "") -> Channel:
 
 @contextmanager
 def sender_of_a_stuck_receiver(channel: Channel) -> Iterator[WeightSender]:
-    sender = WeightSender([channel], None, "127.0.0.1", "", 60.0)
+    sender = WeightSender([channel], None, "127.0.0.1", "", LIMIT_S)
     script = Path(__file__).parent / "stuck_receiver.py"
     with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
         try:
@@ -49,7 +52,7 @@ def sender_of_a_stuck_receiver(channel: Channel) -> Iterator[WeightSender]:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -72,7 +75,7 @@ def test_a_broadcast_to_a_hung_engine_is_given_up(sender_class: str) -> None:
         sending.start()
         until(lambda: any(thread.name == "broadcast" for thread in set(threading.enumerate()) - before))
         sender.stop("engine rollout/1 died")
-        sending.join(55)  # the library itself would give up after 75 s
+        sending.join(LIMIT_S / 2)  # the library itself would give up after LIMIT_S and more
         assert not sending.is_alive()
         [error] = raised
         assert isinstance(error, RolloutError)
@@ -105,12 +108,31 @@ def test_an_abort_that_blocks_is_not_waited_for() -> None:
     never.set()
 
 
+def test_a_call_has_the_device_and_the_stream_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch has them: both belong to a thread, and begin with device 0 and its default stream."""
+    current = threading.local()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for name, first in (("device", 0), ("stream", "default")):
+        monkeypatch.setattr(torch.cuda, f"set_{name}", partial(setattr, current, name))
+        monkeypatch.setattr(torch.cuda, f"current_{name}", partial(getattr, current, name, first))
+    torch.cuda.set_device(3)
+    torch.cuda.set_stream("of the trainer")  # type: ignore[arg-type]
+    found: list[object] = []
+    Stoppable().run(
+        lambda: found.extend([torch.cuda.current_device(), torch.cuda.current_stream()]),
+        lambda: None,
+        LIMIT_S,
+        "a call",
+    )
+    assert found == [3, "of the trainer"]
+
+
 def test_what_a_call_raises_is_raised() -> None:
     def fails() -> None:
         raise LookupError("no weights")
 
     with pytest.raises(LookupError, match="no weights"):
-        Stoppable().run(fails, lambda: None, 60.0, "a call")
+        Stoppable().run(fails, lambda: None, LIMIT_S, "a call")
 
 
 class Call:
@@ -142,7 +164,7 @@ def test_the_first_failure_is_reported_while_others_are_waited_for() -> None:
         calls[1].ended.set()
         calls[2].error = WorkerError("it died")
         calls[2].ended.set()
-        assert reported.wait(60)
+        assert reported.wait(LIMIT_S)
     assert found == [calls[2].error]
     with FailureWatch(calls[:1], report):
         pass

@@ -37,7 +37,8 @@ class Stoppable:
         """Run a call and wait until it ends, for ``timeout_s`` at most, or until :meth:`stop`.
 
         Args:
-            action: The call. It keeps references to what it uses: it may run on after it was given up.
+            action: The call. It runs with the caller's current CUDA device and stream. It keeps references to what it
+                uses: it may run on after it was given up.
             abort: Makes the call return, as far as the library can do that. It runs in a thread too, since it may
                 block as well.
             timeout_s: Seconds.
@@ -48,12 +49,15 @@ class Stoppable:
         """
         ended = threading.Event()
         failures: list[BaseException] = []
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        place = (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None
 
         def call() -> None:
             try:
-                if device is not None:
-                    torch.cuda.set_device(device)  # each thread begins with the first one
+                # A thread begins with the first device and its default stream. On another stream than the caller's,
+                # a broadcast would not wait for the kernels that write the weights.
+                if place is not None:
+                    torch.cuda.set_device(place[0])
+                    torch.cuda.set_stream(place[1])
                 action()
             except BaseException as error:
                 failures.append(error)
