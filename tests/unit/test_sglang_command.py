@@ -339,12 +339,21 @@ def test_what_the_worker_puts_together_first(kind, box, members):
     assert make_intake(SglangEngine("/model"), place, [channel], {"c": b""}, 0, 1.0) is None
 
 
+@pytest.fixture
+def private(tmp_path_factory, monkeypatch):
+    """The private folder of this user, for this test alone."""
+    runtime = tmp_path_factory.mktemp("runtime")
+    runtime.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    return runtime / "roost"
+
+
 @pytest.mark.parametrize("is_shared", [True, False], ids=["a folder", "memory"])
-def test_tensors_are_in_a_folder_for_as_long_as_they_are_read(tmp_path, is_shared):
+def test_tensors_are_in_a_folder_for_as_long_as_they_are_read(tmp_path, private, is_shared):
     named = {"a": torch.randn(3, 5)[:, ::2], "b": torch.ones(2, dtype=torch.bfloat16), "c": torch.zeros(0, 4),
              "d": torch.tensor(7), "e": torch.tensor([True, False])}  # fmt: skip
     with saved(named, str(tmp_path) if is_shared else None) as folder:
-        assert (Path(folder).parent == tmp_path) is is_shared
+        assert Path(folder).parent == (tmp_path if is_shared else private / "sglang")
         (file,) = Path(folder).glob("*.safetensors")
         code = f"from safetensors.torch import load_file; print({{k: v.sum().item() for k, v in load_file('{file}').items()}})"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -355,6 +364,24 @@ def test_tensors_are_in_a_folder_for_as_long_as_they_are_read(tmp_path, is_share
         assert checkpoint_tensors(folder)["b"] == ((2,), "bfloat16")
     assert not Path(folder).exists()
     assert not list(tmp_path.iterdir())
+
+
+STAGES = """
+import os, signal, torch
+from roost.engines.sglang.staging import saved
+with saved({"a": torch.ones(1)}, None) as folder:
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_folder_of_a_process_that_was_killed_goes_with_the_next_one(private):
+    killed = subprocess.run([sys.executable, "-c", STAGES], capture_output=True, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    assert left.parent == private / "sglang"
+    assert left.is_dir()
+    with saved({"a": torch.ones(1)}, None) as folder:
+        assert [path.name for path in left.parent.iterdir()] == [Path(folder).name]
 
 
 def test_an_engine_on_two_nodes_wants_a_folder_that_both_see(tmp_path):

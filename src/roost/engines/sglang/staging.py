@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from roost.cluster.private_folder import PrivateFolder
 from roost.plan import TensorShards
 from roost.weights.buffers import dtype_name
 from roost.weights.files import write_tensor
@@ -25,12 +26,13 @@ def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str
     Args:
         named: The tensors.
         parent: Where to make it, for programs on other nodes. ``None``: the file is memory of this process, which
-            goes with it however it ends; the folder has a link to it.
+            goes with it however it ends; the folder has a link to it, and is in the private folder of this user.
 
     Raises:
+        ClusterError: The private folder of this user cannot be used (R140).
         OSError: The file cannot be written: the disk may be full.
     """
-    with tempfile.TemporaryDirectory(prefix="roost-weights-", dir=parent) as folder:
+    with _folder(parent) as folder:
         path = Path(folder) / FILE_NAME
         if parent is not None:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -42,6 +44,16 @@ def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str
             yield folder
         finally:
             os.close(file)
+
+
+@contextlib.contextmanager
+def _folder(parent: str | None) -> Iterator[str]:
+    if parent is not None:
+        with tempfile.TemporaryDirectory(prefix="roost-weights-", dir=parent) as path:
+            yield path
+        return
+    with contextlib.closing(PrivateFolder("sglang")) as own:
+        yield own.path()
 
 
 def _write(handle: int, named: Mapping[str, torch.Tensor]) -> None:
