@@ -14,7 +14,7 @@ from typing import Any
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
 from roost.cli.locks import KeptPlan
 from roost.cli.output import print_notes, print_problems, print_view
-from roost.cli.signals import ignore_stop_signals
+from roost.cli.signals import ignore_stop_signals, one_stop_signal
 from roost.config import Job, read_job
 from roost.errors import Finding, Fix, counted
 from roost.plan import Plan
@@ -79,16 +79,17 @@ def run(args: Namespace) -> int:
             return 1
         _check_size(topology)
     with ExitStack() as stack:
-        if topology is not None and is_embedded:
-            from roost.cluster.local_ray import local_ray
+        with one_stop_signal():
+            if topology is not None and is_embedded:
+                from roost.cluster.local_ray import local_ray
 
-            print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
-            stack.enter_context(local_ray(topology))
+                print_view(f"\nstarting an embedded Ray: {topology.describe()}, all of it made up")
+                stack.enter_context(local_ray(topology))
+                stack.callback(ignore_stop_signals)
+            from roost.cluster import Cluster
+
+            cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
             stack.callback(ignore_stop_signals)
-        from roost.cluster import Cluster
-
-        cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
-        stack.callback(ignore_stop_signals)
         if kept is None or not is_embedded:  # what is embedded is made up, and was looked at above
             plan = resolve(config, cluster)
         if topology is None and not _show(plan):

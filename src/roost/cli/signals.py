@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopSignals", "ignore_stop_signals"]
+__all__ = ["StopSignals", "ignore_stop_signals", "one_stop_signal"]
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -21,6 +23,8 @@ class StopSignals:
 
     received = 0
     """The number of the first signal; 0 before."""
+    is_one_enough = False
+    """Whether signals after the first do nothing; see :func:`one_stop_signal`."""
 
     def __enter__(self) -> StopSignals:
         self._before: dict[int, Any] = {}
@@ -45,8 +49,26 @@ class StopSignals:
         return signal.Signals(self.received or signal.SIGINT).name
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.received and self.is_one_enough:
+            return
         self.received = self.received or number
         raise KeyboardInterrupt
+
+
+@contextmanager
+def one_stop_signal() -> Iterator[None]:
+    """Let only the first signal raise while this is entered; if that leaves the body, later signals do nothing either.
+
+    A Ray whose start is interrupted is ended before its ``__enter__`` returns, so :func:`ignore_stop_signals` cannot
+    be called in between. It could not replace the handler either: ``keep_signal_handlers`` puts that of SIGTERM back.
+    """
+    handlers = [getattr(signal.getsignal(number), "__self__", None) for number in _STOP_SIGNALS]
+    owners = [owner for owner in handlers if isinstance(owner, StopSignals)]
+    for owner in owners:
+        owner.is_one_enough = True
+    yield
+    for owner in owners:
+        owner.is_one_enough = False
 
 
 def ignore_stop_signals() -> None:
