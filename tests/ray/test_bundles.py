@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import roost
+from roost.cluster import bundles as module
 from roost.cluster import reserve
 from roost.testing import LocalRay
 
@@ -110,3 +113,26 @@ def test_bundles_whose_probe_does_not_answer_are_given_back(
         patch.setattr(reserve, "PROBE_S", 1.0)
         with pytest.raises(roost.ReservationError, match=r"node 0 \(127\.0\.0\.2\): the task that asks which GPU"):
             job.reserve_bundles(2, cpus=0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GetTimeoutError("Ray's GCS does not answer")])
+def test_bundles_are_given_back_where_the_end_of_the_turn_fails(
+    job: roost.Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    free_gpus: Callable[[], float],
+    error: BaseException,
+) -> None:
+    @contextmanager
+    def turn(deadline: float) -> Iterator[None]:
+        yield
+        eventually(lambda: free_gpus() == 14)
+        raise error
+
+    monkeypatch.setattr(module, "reservation_turn", turn)
+    expected = roost.ReservationError if isinstance(error, RayError) else type(error)
+    with pytest.raises(expected) as caught:
+        job.reserve_bundles(2, cpus=0)
+    if isinstance(caught.value, roost.ReservationError):
+        assert caught.value.codes == ("R206",)
+        assert "Ray failed while 2 bundles were reserved: Ray's GCS does not answer" in str(caught.value)

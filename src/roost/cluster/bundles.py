@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -15,7 +16,7 @@ from ray.util.placement_group import (
 )
 
 from roost.cluster.nodes import NodeInfo
-from roost.cluster.reserve import ask_accelerators, free_resources, pin, remove_groups
+from roost.cluster.reserve import ask_accelerators, first_line, free_resources, pin, remove_groups
 from roost.cluster.turn import reservation_turn
 from roost.errors import Finding, Fix, ReservationError, counted
 from roost.hardware import AcceleratorType
@@ -58,20 +59,29 @@ def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_
     """Reserves the first so many free accelerators in cluster order, one per bundle.
 
     Raises:
-        ReservationError: Saying how many are needed, registered and free, node by node.
+        ReservationError: Saying how many are needed, registered and free, node by node; or that Ray failed (R206).
     """
+    try:
+        return _reserve(nodes, count, cpus, timeout_s)
+    except RayError as error:
+        message = f"Ray failed while {counted(count, 'bundle')} were reserved: {first_line(error)}"
+        raise ReservationError([Finding("R206", message)]) from error
+
+
+def _reserve(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_s: float) -> Bundles:
     deadline = time.monotonic() + timeout_s
     is_possible = count <= sum(node.num_accelerators for node in nodes)
     while True:
-        with reservation_turn(deadline):
-            owners = _first_free(nodes, count, cpus)
-            group = _take(nodes, owners, cpus) if owners else None
-        if group is not None:
-            try:
+        group: PlacementGroup | None = None
+        try:
+            with reservation_turn(deadline):
+                owners = _first_free(nodes, count, cpus)
+                group = _take(nodes, owners, cpus) if owners else None
+            if group is not None:
                 return _in_order(group, nodes, owners)
-            except BaseException:
-                remove_groups([group])
-                raise
+        except BaseException:
+            remove_groups([group] if group is not None else [])
+            raise
         if not is_possible or time.monotonic() > deadline:
             raise ReservationError([_shortage(nodes, count, cpus)])
         time.sleep(0.1)

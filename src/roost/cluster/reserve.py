@@ -39,6 +39,7 @@ __all__ = [
     "Ledger",
     "ask_accelerators",
     "asking_ray",
+    "first_line",
     "free_resources",
     "pin",
     "remove_groups",
@@ -194,7 +195,7 @@ class Ledger:
                 return shortages
         except RayError as error:
             self._check_alive({*wanted, *cpus})
-            message = f"Ray failed while accelerators were reserved: {_first_line(error)}"
+            message = f"Ray failed while accelerators were reserved: {first_line(error)}"
             raise ReservationError([Finding("R206", message)]) from error
 
     def _settle(self, before: Mapping[str, Mapping[str, float]], ranks: Iterable[int]) -> None:
@@ -361,7 +362,7 @@ def ask_accelerators(bundles: Sequence[tuple[PlacementGroup, int, NodeInfo]]) ->
             try:
                 ids[asked[ref]] = ray.get(ref)
             except RayError as error:
-                findings.append(_unknown(bundles[asked[ref]][2], f"failed: {_first_line(error)}"))
+                findings.append(_unknown(bundles[asked[ref]][2], f"failed: {first_line(error)}"))
         if findings:
             raise ReservationError(findings)
     return ids
@@ -381,5 +382,6 @@ def _unknown(node: NodeInfo, reason: str) -> Finding:
     return Finding("R206", message, rule=rule, fixes=(fix,))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its class where it has no text."""
     return next(iter(str(error).splitlines()), type(error).__name__)
