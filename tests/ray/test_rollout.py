@@ -41,6 +41,7 @@ from roost.engines.engine import EnginePlace
 from roost.engines.handles import EngineHandle
 from roost.engines.keys import make_key
 from roost.engines.server_process import ask
+from roost.rl import hub as hub_module
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup
@@ -93,7 +94,7 @@ def manager(job: roost.Cluster, plan: roost.Plan) -> Iterator[RolloutManager]:
         engines,
         dp_size=2,
         dp_attention=True,
-        lock_ttl_s=2.0,
+        lock_ttl_s=10.0,
         router={"health_period_s": 1, "key": ROUTER_KEY},
     ) as rollout:
         yield rollout
@@ -432,6 +433,8 @@ def test_blocked_takes_keep_nobody_out(
     groups = finished(count, f"lane {has_lane} ")
     if not has_lane:  # as where a firewall lets only Ray's own ports through
         monkeypatch.delitem(rollout._hub._lanes, 0)
+        # On a slow machine the first of them would leave the hub for a moment before many have reached it.
+        monkeypatch.setattr(hub_module, "TURN_S", 10.0)
     threads = [threading.Thread(target=take, args=(rollout.buffer, number), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -439,6 +442,7 @@ def test_blocked_takes_keep_nobody_out(
         wait_for(lambda: rollout.buffer.stats()["take_waiters"] == count, "all of them wait", 60.0)
     else:
         wait_for(lambda: rollout.buffer.stats()["take_waiters"] > CONCURRENCY // 2, "many of them wait", 60.0)
+        monkeypatch.setattr(hub_module, "TURN_S", 1.0)  # from their next turns on: the lock is renewed in between
     with rollout.lock.exclusive("a test", 60.0) as held:
         assert rollout.buffer.put(groups, 60.0) == count
         assert held.is_held
@@ -476,7 +480,7 @@ held.__enter__()
         assert busy.value.codes == ("L101",)
         assert [holder["holder"] for holder in rollout.lock.state()["holders"]] == ["another process"]
         other.kill()
-        with lock.shared("me", 30.0) as held:
+        with lock.shared("me", 60.0) as held:
             assert held.is_held
     assert mine.confirm(["other0", "other1", "other2"]) == 3
     with pytest.raises(AttributeError):
