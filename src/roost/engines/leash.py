@@ -7,7 +7,7 @@ the *thread* that started the child; threads of a worker come and go. This proce
 Standard output is the file LOG, opened for appending. The command writes to it directly, not through a pipe: it
 never waits for a reader. This process keeps the file small: once it is larger than :data:`LOG_LIMIT`, its end is
 copied to ``LOG.1``, which replaces the one before, and the file starts again from nothing. Lines that are written
-between the copy and the truncation are lost, as with logrotate's ``copytruncate``.
+during the copy and before the truncation are lost, as with logrotate's ``copytruncate``.
 """
 
 import contextlib
@@ -54,7 +54,8 @@ def rotate(log: str, limit: int = LOG_LIMIT) -> None:
         copy = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             place = end - limit
-            while part := os.pread(1, CHUNK, place):
+            # Up to the size from above, not to the end of the file, which a fast command may move for ever.
+            while place < end and (part := os.pread(1, min(CHUNK, end - place), place)):
                 place += os.write(copy, part)
         finally:
             os.close(copy)
