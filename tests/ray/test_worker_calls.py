@@ -19,9 +19,14 @@ from processes import is_alive, run_driver, wait_for
 import roost
 from roost.errors import CallTimeoutError
 from roost.testing import LocalRay
+from roost.worker import results
 from roost.worker.results import LaneResult
 
 WORLD = 3
+PATIENCE_S = 200.0
+"""Nothing here takes so long, not even on a slow machine; what does hangs."""
+OPEN = "/"
+"""A file that is there."""
 
 
 class Caller(roost.Worker):
@@ -44,8 +49,19 @@ class Caller(roost.Worker):
         time.sleep(seconds)
         return self.rank
 
-    def moment(self, seconds: float) -> float:
-        time.sleep(seconds)
+    def stay(self, gate: str) -> int:
+        """Returns when a file is there."""
+        wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)
+        return self.rank
+
+    async def stay_later(self, gate: str) -> int:
+        """The same, and others run meanwhile."""
+        await asyncio.to_thread(self.stay, gate)
+        return self.rank
+
+    def moment(self, gate: str) -> float:
+        """The time at which a file is there."""
+        wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)
         return time.monotonic()
 
     async def later(self, seconds: float) -> int:
@@ -54,15 +70,15 @@ class Caller(roost.Worker):
 
     def meet(self) -> int:
         """Returns when three calls are here at once."""
-        self._all_here.wait(60)
+        self._all_here.wait(PATIENCE_S)
         return self.rank
 
     async def meet_later(self) -> int:
-        await asyncio.to_thread(self._all_here.wait, 60)
+        await asyncio.to_thread(self._all_here.wait, PATIENCE_S)
         return self.rank
 
     def hold(self) -> int:
-        self._may_go.wait(60)
+        self._may_go.wait(PATIENCE_S)
         return self.rank
 
     def let_go(self) -> None:
@@ -124,18 +140,18 @@ class Caller(roost.Worker):
 
 
 class SlowToLoad:
-    """A number of seconds that takes as long to be unpickled, and is 0 then."""
+    """A text whose loading waits until the file of this name is there."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_slept, (self.seconds,))
+        return (_loaded, (self.gate,))
 
 
-def _slept(seconds: float) -> float:
-    time.sleep(seconds)
-    return 0.0
+def _loaded(gate: str) -> str:
+    wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)
+    return gate
 
 
 class UnpicklableError(Exception):
@@ -161,6 +177,15 @@ def group(job: roost.Cluster) -> Iterator[roost.WorkerGroup]:
     strategy = roost.FlexiblePlacementStrategy([[0], [4], [5, 6]])
     with Caller.create_group("good day", mark=" ").launch(job, strategy, name="callers") as launched:
         yield launched
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Iterator[list[Path]]:
+    """A file for each rank, which is not there yet; the test makes it, or its end does."""
+    files = [tmp_path / str(rank) for rank in range(WORLD)]
+    yield files
+    for file in files:
+        file.touch()
 
 
 def test_values_come_in_rank_order_whoever_is_first(group: roost.WorkerGroup) -> None:
@@ -243,17 +268,22 @@ def test_execute_on_refuses_ranks_that_are_not_there(group: roost.WorkerGroup, r
         group.execute_on(*ranks)
 
 
-def test_done_is_told_without_waiting(group: roost.WorkerGroup) -> None:
-    result = group.nap(roost.PerRank([0.0, 0.0, 1.0]))
+def test_done_is_told_without_waiting(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    result = group.stay(roost.PerRank([OPEN, OPEN, str(gates[2])]))
     assert not result.done()
     assert len(result) == WORLD
+    gates[2].touch()
     wait_for(result.done, "the call")
     assert result.wait(timeout=0) == [0, 1, 2]
 
 
-def test_iteration_gives_ranks_as_they_finish(group: roost.WorkerGroup) -> None:
-    result = group.nap(roost.PerRank([0.8, 0.4, 0.0]))
-    assert list(result) == [(2, 2), (1, 1), (0, 0)]
+def test_iteration_gives_ranks_as_they_finish(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    finished = iter(group.stay(roost.PerRank([str(gates[0]), str(gates[1]), OPEN])))
+    assert next(finished) == (2, 2)
+    gates[1].touch()
+    assert next(finished) == (1, 1)
+    gates[0].touch()
+    assert list(finished) == [(0, 0)]
 
 
 def test_iteration_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> None:
@@ -262,10 +292,21 @@ def test_iteration_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> No
     assert caught.value.rank == 1
 
 
-def test_timings_are_those_of_each_rank(group: roost.WorkerGroup) -> None:
-    timings = group.nap(roost.PerRank([0.0, 0.3, 0.6])).timings_s
-    assert timings[1] >= 0.3
-    assert timings[2] >= 0.6
+def test_timings_are_those_of_each_rank(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    began = time.monotonic()
+    result = group.stay(roost.PerRank([OPEN, str(gates[1]), str(gates[2])]))
+    finished = iter(result)
+    assert next(finished)[0] == 0
+    for rank in (1, 2):
+        before_s = time.monotonic() - began  # at least what the ranks before it took
+
+        def has_taken_longer(rank: int = rank, before_s: float = before_s) -> bool:
+            return bool(group.states([rank])[0].get("since_s", 0.0) > before_s)
+
+        wait_for(has_taken_longer, f"rank {rank}", PATIENCE_S)
+        gates[rank].touch()
+        assert next(finished)[0] == rank
+    timings = result.timings_s
     assert 0.0 <= timings[0] < timings[1] < timings[2], "each rank has a time of its own"
 
 
@@ -356,18 +397,26 @@ def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
         assert group.states()[0]["state"] == "ready"
 
 
-def test_a_timeout_says_who_is_busy_in_what(group: roost.WorkerGroup) -> None:
-    result = group.nap(roost.PerRank([0.0, 8.0, 0.0]))
+def test_a_timeout_says_who_is_busy_in_what(
+    group: roost.WorkerGroup, gates: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "LOOK_S", 3.0)
+    monkeypatch.setattr(results, "GRACE_S", PATIENCE_S)  # as long as the state of rank 1 takes
+    result = group.stay(roost.PerRank([OPEN, str(gates[1]), OPEN]))
+    finished = iter(result)
+    assert sorted([next(finished), next(finished)]) == [(0, 0), (2, 2)]
+    wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", PATIENCE_S)
     with pytest.raises(CallTimeoutError) as caught:
-        result.wait(timeout=3.0)
+        result.wait(timeout=6.0)
     assert not result.done(), "the wait ended before the call"
     text = str(caught.value)
-    assert "1 of 3 ranks did not end within 3 s" in text
-    assert "rank 1: busy in nap() for" in text
+    assert "1 of 3 ranks did not end within 6 s" in text
+    assert "rank 1: busy in stay() for" in text
     assert "rank 0" not in text
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, roost.RoostError)
-    assert result.wait(timeout=60) == [0, 1, 2], "the call goes on, and its result can still be had"
+    gates[1].touch()
+    assert result.wait(timeout=PATIENCE_S) == [0, 1, 2], "the call goes on, and its result can still be had"
 
 
 def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGroup) -> None:
@@ -420,17 +469,18 @@ def test_an_unknown_method_is_an_attribute_error(group: roost.WorkerGroup) -> No
     assert not hasattr(group, "log_info"), "what a worker says is its own matter"
 
 
-def test_the_control_lane_answers_while_a_long_call_runs(group: roost.WorkerGroup) -> None:
-    result = group.execute_on(1).nap(6.0)
-    wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", 5.0)
-    states = group.states()
-    stacks = group.stacks(1)
+def test_the_control_lane_answers_while_a_long_call_runs(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    result = group.execute_on(1).stay(str(gates[1]))
+    wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", PATIENCE_S)
+    states = group.states(timeout=PATIENCE_S)
+    stacks = group.stacks(1, timeout=PATIENCE_S)
     assert [state["state"] for state in states] == ["ready", "busy", "ready"]
-    assert states[1]["call"] == "nap"
-    assert "in nap" in stacks
-    assert "time.sleep(seconds)" in stacks
+    assert states[1]["call"] == "stay"
+    assert "in stay" in stacks
+    assert 'wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)' in stacks
     assert not result.done()
-    assert result.wait(timeout=60) == [1]
+    gates[1].touch()
+    assert result.wait(timeout=PATIENCE_S) == [1]
 
 
 def test_a_second_process_attaches(group: roost.WorkerGroup, job: roost.Cluster, tmp_path: Path) -> None:
@@ -463,49 +513,80 @@ roost.Cluster().close()
     assert all(is_alive(pid) for pid in group.pid().wait())
 
 
-def test_calls_through_a_lane_wait_for_those_before_them(group: roost.WorkerGroup) -> None:
+def test_calls_through_a_lane_wait_for_those_before_them(group: roost.WorkerGroup, gates: list[Path]) -> None:
     group.open_lanes([0, 1])
-    slow = group.execute_on(0).moment(0.3)
-    after = group.begin(0, "moment", 0.0)
+    slow = group.execute_on(0).moment(str(gates[0]))
+    after = group.begin(0, "moment", OPEN)
     assert not after.done()
-    assert after.wait(30) > slow.wait()
+    gates[0].touch()
+    assert after.wait(PATIENCE_S) > slow.wait()
     lane = group.begin(1, "echo", 1, "two")
     assert isinstance(lane, LaneResult)
-    assert lane.wait(30) == [(1, (1, "two"), {})]
-    first, second = group.begin(1, "moment", 0.3), group.begin(1, "moment", 0.0)
-    assert second.wait(30) > first.wait(30)
+    assert lane.wait(PATIENCE_S) == [(1, (1, "two"), {})]
+    first, second = group.begin(1, "moment", str(gates[1])), group.begin(1, "moment", OPEN)
+    assert not second.done()
+    gates[1].touch()
+    assert second.wait(PATIENCE_S) > first.wait(PATIENCE_S)
     assert isinstance(group.begin(2, "hello"), roost.GroupResult)  # it has no lane, and is called through Ray
 
 
-def test_calls_do_not_overtake_one_whose_arguments_are_still_loaded(group: roost.WorkerGroup) -> None:
+def test_calls_do_not_overtake_one_whose_arguments_are_still_loaded(
+    group: roost.WorkerGroup, gates: list[Path]
+) -> None:
     group.open_lanes([0])
-    slow = group.execute_on(0).moment(SlowToLoad(1.0))
-    assert group.begin(0, "moment", 0.0).wait(30) > slow.wait(30)
+    slow = group.execute_on(0).moment(SlowToLoad(str(gates[0])))
+    after = group.begin(0, "moment", OPEN)
+    assert not after.done()
+    gates[0].touch()
+    assert after.wait(PATIENCE_S) > slow.wait(PATIENCE_S)
 
 
-def test_calls_through_a_lane_need_not_wait(group: roost.WorkerGroup) -> None:
+def test_calls_through_a_lane_need_not_wait_for_one_that_awaits(group: roost.WorkerGroup, gates: list[Path]) -> None:
     group.open_lanes([2], in_order=False)
-    slow = group.execute_on(2).nap(1.0)
-    assert group.begin(2, "hello").wait(30) == [2]
+    slow = group.execute_on(2).stay_later(str(gates[2]))
+    wait_for(lambda: group.states([2])[0]["state"] == "busy", "the call", PATIENCE_S)
+    assert group.begin(2, "hello").wait(PATIENCE_S) == [2]
     assert not slow.done()
+    gates[2].touch()
     slow.wait()
 
 
-def test_an_exception_comes_through_a_lane_as_it_does_through_ray(group: roost.WorkerGroup) -> None:
+class Plain(roost.Worker):
+    """Without async methods: calls run in threads."""
+
+    def stay(self, gate: str) -> None:
+        wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)
+
+    def hello(self) -> int:
+        return self.rank
+
+
+def test_calls_through_a_lane_need_not_wait_for_one_in_a_thread(job: roost.Cluster, gates: list[Path]) -> None:
+    with Plain.create_group().launch(job, roost.NodePlacementStrategy([2]), name="plain") as plain:
+        plain.open_lanes([0], in_order=False)
+        slow = plain.stay(str(gates[0]))
+        wait_for(lambda: plain.states()[0]["state"] == "busy", "the call", PATIENCE_S)
+        assert plain.begin(0, "hello").wait(PATIENCE_S) == [0]
+        assert not slow.done()
+        gates[0].touch()
+        slow.wait()
+
+
+def test_an_exception_comes_through_a_lane_as_it_does_through_ray(group: roost.WorkerGroup, gates: list[Path]) -> None:
     group.open_lanes([1])
     with pytest.raises(roost.WorkerError, match=r"callers\[1\] on node 1: fail\(\) raised KeyError") as caught:
-        group.begin(1, "fail", 1).wait(30)
+        group.begin(1, "fail", 1).wait(PATIENCE_S)
     assert caught.value.rank == 1
     assert "the_one_that_raises" in caught.value.remote_traceback
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(roost.CallTimeoutError, match=r"nap\(\): rank 1 did not end within 0.05 s"):
-        group.begin(1, "nap", 0.5).wait(0.05)
+    with pytest.raises(roost.CallTimeoutError, match=r"stay\(\): rank 1 did not end within 0.05 s"):
+        group.begin(1, "stay", str(gates[1])).wait(0.05)
 
 
 def test_a_worker_that_dies_ends_a_call_through_its_lane(job: roost.Cluster) -> None:
     with Caller.create_group().launch(job, roost.FlexiblePlacementStrategy([[8]]), name="mortal") as mortal:
         mortal.open_lanes([0])
-        call = mortal.begin(0, "nap", 30.0)
-        os.kill(mortal.execute_on(0).states([0])[0]["pid"], signal.SIGKILL)
+        call = mortal.begin(0, "nap", 600.0)
+        os.kill(mortal.states(timeout=PATIENCE_S)[0]["pid"], signal.SIGKILL)
         with pytest.raises(roost.WorkerDiedError, match=r"mortal\[0\] on node 2 died during nap\(\)"):
-            call.wait(30)
+            call.wait(PATIENCE_S)
