@@ -73,7 +73,7 @@ def _of_workers(cluster: roost.Cluster) -> list[Overrun]:
     os.kill(pids[1], signal.SIGSTOP)
     try:
         return [
-            _measured("wait(timeout=3)", 3.0, lambda: group.pid().wait(timeout=3)),
+            _measured("wait(timeout_s=3)", 3.0, lambda: group.pid().wait(timeout_s=3)),
             _measured("WorkerGroup.close()", 0.0, group.close),
         ]
     finally:

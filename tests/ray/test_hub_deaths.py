@@ -62,7 +62,7 @@ def rollout(job: roost.Cluster) -> Iterator[RolloutManager]:
 
 
 def hub_pid(rollout: RolloutManager) -> int:
-    return int(rollout._hub.states(timeout=60)[0]["pid"])
+    return int(rollout._hub.states(timeout_s=60)[0]["pid"])
 
 
 def router_pid(rollout: RolloutManager) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from processes import is_alive, run_driver, wait_for
 
 import roost
@@ -271,31 +272,48 @@ def test_execute_on_refuses_ranks_that_are_not_there(group: roost.WorkerGroup, r
 def test_done_is_told_without_waiting(group: roost.WorkerGroup, gates: list[Path]) -> None:
     result = group.stay(roost.PerRank([OPEN, OPEN, str(gates[2])]))
     assert not result.done()
-    assert len(result) == WORLD
     gates[2].touch()
     wait_for(result.done, "the call")
-    assert result.wait(timeout=0) == [0, 1, 2]
+    assert result.wait(timeout_s=0) == [0, 1, 2]
 
 
-def test_iteration_gives_ranks_as_they_finish(group: roost.WorkerGroup, gates: list[Path]) -> None:
-    finished = iter(group.stay(roost.PerRank([str(gates[0]), str(gates[1]), OPEN])))
+def test_values_in_completion_order(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    result = group.stay(roost.PerRank([str(gates[0]), str(gates[1]), OPEN]))
+    finished = result.as_completed()
     assert next(finished) == (2, 2)
     gates[1].touch()
     assert next(finished) == (1, 1)
     gates[0].touch()
     assert list(finished) == [(0, 0)]
+    assert sorted(result.as_completed(timeout_s=60)) == [(0, 0), (1, 1), (2, 2)], "a second time"
 
 
-def test_iteration_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> None:
+def test_completion_order_ends_with_the_error_of_a_rank(group: roost.WorkerGroup) -> None:
     with pytest.raises(roost.WorkerError, match="KeyError") as caught:
-        list(group.fail(1))
+        list(group.fail(1).as_completed())
     assert caught.value.rank == 1
+
+
+def test_completion_order_has_a_timeout(group: roost.WorkerGroup, gates: list[Path]) -> None:
+    result = group.stay(roost.PerRank([OPEN, OPEN, str(gates[2])]))
+    with pytest.raises(roost.CallTimeoutError, match="ranks did not end within 1 s") as caught:
+        for _ in result.as_completed(timeout_s=1.0):
+            pass
+    assert "rank 2: busy in stay()" in str(caught.value)
+    gates[2].touch()
+    assert result.wait(timeout_s=PATIENCE_S) == [0, 1, 2]
+
+
+def test_references_give_plain_values(group: roost.WorkerGroup) -> None:
+    result = group.stay(roost.PerRank([OPEN, OPEN, OPEN]))
+    assert ray.get(result.refs, timeout=60) == [0, 1, 2]
+    assert ray.get(group.execute_on(2).hello().refs[0], timeout=60) == 2
 
 
 def test_timings_are_those_of_each_rank(group: roost.WorkerGroup, gates: list[Path]) -> None:
     began = time.monotonic()
     result = group.stay(roost.PerRank([OPEN, str(gates[1]), str(gates[2])]))
-    finished = iter(result)
+    finished = result.as_completed()
     assert next(finished)[0] == 0
     for rank in (1, 2):
         before_s = time.monotonic() - began  # at least what the ranks before it took
@@ -310,17 +328,33 @@ def test_timings_are_those_of_each_rank(group: roost.WorkerGroup, gates: list[Pa
     assert 0.0 <= timings[0] < timings[1] < timings[2], "each rank has a time of its own"
 
 
-def test_async_wait(group: roost.WorkerGroup) -> None:
-    async def both() -> list[list[int]]:
+def test_await(group: roost.WorkerGroup) -> None:
+    async def several() -> list[list[int]]:
         first, second = group.nap(0.05), group.hello()
-        return list(await asyncio.gather(first.async_wait(), second.async_wait()))
+        both = await asyncio.gather(first, second)
+        return [*both, await second, await asyncio.wait_for(first, 60), first.wait(timeout_s=0)]
 
-    assert asyncio.run(both()) == [[0, 1, 2], [0, 1, 2]]
+    assert asyncio.run(several()) == [[0, 1, 2]] * 5
 
 
-def test_async_wait_raises_what_wait_raises(group: roost.WorkerGroup) -> None:
+def test_await_leaves_the_event_loop_free(group: roost.WorkerGroup) -> None:
+    async def both() -> bool:
+        result = group.nap(roost.PerRank([0.5, 0.0, 0.0]))
+        waiting = asyncio.ensure_future(result)
+        await asyncio.sleep(0)
+        was_waiting = not waiting.done()
+        return was_waiting and await waiting == [0, 1, 2]
+
+    assert asyncio.run(both())
+
+
+def test_await_raises_what_wait_raises(group: roost.WorkerGroup) -> None:
+    async def fail() -> list[int]:
+        values: list[int] = await group.fail(1)
+        return values
+
     with pytest.raises(roost.WorkerError, match=r"callers\[1\] on node 1: fail\(\) raised KeyError"):
-        asyncio.run(group.fail(1).async_wait())
+        asyncio.run(fail())
 
 
 def test_methods_that_are_coroutines(group: roost.WorkerGroup) -> None:
@@ -369,31 +403,31 @@ def test_coroutines_interleave_by_default_and_ordinary_methods_do_not(job: roost
         group.open_lanes([0], in_order=False)
         last = group.begin(0, "meet", 4)
         assert isinstance(last, LaneResult)
-        assert [call.wait(timeout=60) for call in (*waiting, last)] == [[4]] * 4, "none ends before all have begun"
-        assert [call.wait(timeout=60) for call in [group.block() for _ in range(5)]] == [[1]] * 5
+        assert [call.wait(timeout_s=60) for call in (*waiting, last)] == [[4]] * 4, "none ends before all have begun"
+        assert [call.wait(timeout_s=60) for call in [group.block() for _ in range(5)]] == [[1]] * 5
         with pytest.raises(roost.WorkerError, match=r"leave\(\) called sys.exit\(3\)"):
-            group.leave().wait(timeout=60)
-        assert group.stay().wait(timeout=60) == [1], "the worker lives on"
+            group.leave().wait(timeout_s=60)
+        assert group.stay().wait(timeout_s=60) == [1], "the worker lives on"
         assert (group.states()[0]["state"], group.states()[0]["errors"]) == ("ready", 1)
 
 
 def test_coroutines_run_one_at_a_time_where_that_is_asked_for(job: roost.Cluster) -> None:
     request = Interleaving.create_group()
     with request.launch(job, roost.NodePlacementStrategy([2]), name="serial", max_concurrency=1) as group:
-        assert [call.wait(timeout=60) for call in [group.stay() for _ in range(4)]] == [[1]] * 4
+        assert [call.wait(timeout_s=60) for call in [group.stay() for _ in range(4)]] == [[1]] * 4
 
 
 def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
     request = Caller.create_group()
     with request.launch(job, roost.NodePlacementStrategy([2]), name="at once", max_concurrency=3) as group:
         meeting = [group.meet(), group.meet_later(), group.meet_later()]
-        assert [call.wait(timeout=60) for call in meeting] == [[0], [0], [0]], "none ends before all three have begun"
+        assert [call.wait(timeout_s=60) for call in meeting] == [[0], [0], [0]], "none ends before all three have begun"
         long = group.hold()
-        assert group.hello().wait(timeout=60) == [0]
+        assert group.hello().wait(timeout_s=60) == [0]
         [state] = group.states()
         assert (state["state"], state["call"]) == ("busy", "hold"), "a short call beside it ended; it did not"
-        group.let_go().wait(timeout=60)
-        assert long.wait(timeout=60) == [0]
+        group.let_go().wait(timeout_s=60)
+        assert long.wait(timeout_s=60) == [0]
         assert group.states()[0]["state"] == "ready"
 
 
@@ -403,11 +437,11 @@ def test_a_timeout_says_who_is_busy_in_what(
     monkeypatch.setattr(results, "LOOK_S", 3.0)
     monkeypatch.setattr(results, "GRACE_S", PATIENCE_S)  # as long as the state of rank 1 takes
     result = group.stay(roost.PerRank([OPEN, str(gates[1]), OPEN]))
-    finished = iter(result)
+    finished = result.as_completed()
     assert sorted([next(finished), next(finished)]) == [(0, 0), (2, 2)]
     wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", PATIENCE_S)
     with pytest.raises(CallTimeoutError) as caught:
-        result.wait(timeout=6.0)
+        result.wait(timeout_s=6.0)
     assert not result.done(), "the wait ended before the call"
     text = str(caught.value)
     assert "1 of 3 ranks did not end within 6 s" in text
@@ -416,7 +450,7 @@ def test_a_timeout_says_who_is_busy_in_what(
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, roost.RoostError)
     gates[1].touch()
-    assert result.wait(timeout=PATIENCE_S) == [0, 1, 2], "the call goes on, and its result can still be had"
+    assert result.wait(timeout_s=PATIENCE_S) == [0, 1, 2], "the call goes on, and its result can still be had"
 
 
 def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGroup) -> None:
@@ -436,7 +470,7 @@ def test_an_exception_reaches_the_caller_with_everything(group: roost.WorkerGrou
 
 def test_an_exception_that_cannot_be_unpickled(group: roost.WorkerGroup) -> None:
     with pytest.raises(roost.WorkerError) as caught:
-        group.execute_on(1).odd_error().wait(timeout=60)
+        group.execute_on(1).odd_error().wait(timeout_s=60)
     assert caught.value.rank == 1
     assert not isinstance(caught.value, roost.WorkerDiedError)
     assert "UnpicklableError: 1 and 2" in str(caught.value)
@@ -446,7 +480,7 @@ def test_an_exception_that_cannot_be_unpickled(group: roost.WorkerGroup) -> None
 
 def test_an_exception_of_a_class_that_only_the_worker_has(group: roost.WorkerGroup) -> None:
     with pytest.raises(roost.WorkerError, match=r"callers\[2\] on node 1: foreign_error\(\) raised") as caught:
-        group.execute_on(2).foreign_error().wait(timeout=60)
+        group.execute_on(2).foreign_error().wait(timeout_s=60)
     assert not isinstance(caught.value, roost.WorkerDiedError)
 
 
@@ -456,8 +490,8 @@ def test_sys_exit_in_a_worker_is_an_error_not_a_death(group: roost.WorkerGroup) 
         group.leave(3).wait()
     assert not isinstance(caught.value, roost.WorkerDiedError)
     with pytest.raises(roost.WorkerError, match=r"leave_later\(\) called sys\.exit\(4\)"):
-        group.leave_later().wait(timeout=60)
-    assert group.later(0.0).wait(timeout=60) == [0, 1, 2], "its event loop lives on"
+        group.leave_later().wait(timeout_s=60)
+    assert group.later(0.0).wait(timeout_s=60) == [0, 1, 2], "its event loop lives on"
     assert group.pid().wait() == pids
 
 
@@ -472,15 +506,15 @@ def test_an_unknown_method_is_an_attribute_error(group: roost.WorkerGroup) -> No
 def test_the_control_lane_answers_while_a_long_call_runs(group: roost.WorkerGroup, gates: list[Path]) -> None:
     result = group.execute_on(1).stay(str(gates[1]))
     wait_for(lambda: group.states([1])[0]["state"] == "busy", "the call", PATIENCE_S)
-    states = group.states(timeout=PATIENCE_S)
-    stacks = group.stacks(1, timeout=PATIENCE_S)
+    states = group.states(timeout_s=PATIENCE_S)
+    stacks = group.stacks(1, timeout_s=PATIENCE_S)
     assert [state["state"] for state in states] == ["ready", "busy", "ready"]
     assert states[1]["call"] == "stay"
     assert "in stay" in stacks
     assert 'wait_for(Path(gate).exists, "the file that lets it go", PATIENCE_S)' in stacks
     assert not result.done()
     gates[1].touch()
-    assert result.wait(timeout=PATIENCE_S) == [1]
+    assert result.wait(timeout_s=PATIENCE_S) == [1]
 
 
 def test_a_second_process_attaches(group: roost.WorkerGroup, job: roost.Cluster, tmp_path: Path) -> None:
@@ -587,6 +621,6 @@ def test_a_worker_that_dies_ends_a_call_through_its_lane(job: roost.Cluster) -> 
     with Caller.create_group().launch(job, roost.FlexiblePlacementStrategy([[8]]), name="mortal") as mortal:
         mortal.open_lanes([0])
         call = mortal.begin(0, "nap", 600.0)
-        os.kill(mortal.states(timeout=PATIENCE_S)[0]["pid"], signal.SIGKILL)
+        os.kill(mortal.states(timeout_s=PATIENCE_S)[0]["pid"], signal.SIGKILL)
         with pytest.raises(roost.WorkerDiedError, match=r"mortal\[0\] on node 2 died during nap\(\)"):
             call.wait(PATIENCE_S)

@@ -59,7 +59,7 @@ def test_a_stopped_worker_is_named_by_the_timeout_and_killed_by_close(cluster: r
     try:
         started = time.monotonic()
         with pytest.raises(roost.CallTimeoutError) as caught:
-            group.pid().wait(timeout=3)
+            group.pid().wait(timeout_s=3)
         assert time.monotonic() - started < 60, "a process that hangs is not waited for"
         assert "1 of 2 ranks did not end within 3 s" in str(caught.value)
         assert "rank 1: does not answer" in str(caught.value)
@@ -90,13 +90,13 @@ def test_a_killed_worker_ends_the_call_and_its_children(cluster: roost.Cluster, 
         assert re.search(rf"on node 1, the files in {os.environ['RAY_TMPDIR']}/ray/session_2[^/]*/logs", str(error))
         wait_for(lambda: not alive([children[1], children[3]]), "the end of the dead worker's children")
         assert alive([pids[0], children[0], children[2]]) == [pids[0], children[0], children[2]]
-        states = group.states(timeout=3)
+        states = group.states(timeout_s=3)
         assert [state["state"] for state in states] == ["busy", "dead"]
         with pytest.raises(roost.WorkerDiedError) as again:
-            group.execute_on(1).pid().wait(timeout=60)
+            group.execute_on(1).pid().wait(timeout_s=60)
         assert again.value.rank == 1
         with pytest.raises(roost.WorkerDiedError):
-            list(group.execute_on(1).pid())
+            list(group.execute_on(1).pid().as_completed())
     wait_for(lambda: not alive([*pids, *children]) and not wardens_of(pids), "the end of all")
     wait_for(lambda: ray_state() == before, "as it was before")
 
@@ -114,7 +114,7 @@ def test_closing_a_group_leaves_nothing(cluster: roost.Cluster, free_gpus: Calla
     wait_for(lambda: ray_state() == before, "as it was before")
     group.close()
     with pytest.raises(roost.RoostError):
-        group.pid().wait(timeout=60)
+        group.pid().wait(timeout_s=60)
     with two_of(cluster, "closed") as second:
         assert second.pid().wait() != pids, "name and accelerators can be had again at once"
 

@@ -236,7 +236,7 @@ def test_a_plan_for_other_machines_is_refused(cluster: roost.Cluster) -> None:
     plan = roost.Plan.resolve(
         {"cluster": {"num_nodes": 1, "component_placement": {"actor": 0}}}, roost.Topology.parse("1x8")
     )
-    with pytest.raises(roost.LaunchError, match="counts on 8 accelerators on node 0, which has 4"):
+    with pytest.raises(roost.LaunchError, match="needs 8 accelerators on node 0, which has 4"):
         Probe.create_group().launch(cluster, plan=plan, component="actor")
 
 
@@ -270,7 +270,7 @@ def test_the_environment_of_each_rank(cluster: roost.Cluster) -> None:
         assert list(at_import) == [first, second, third], "it is there before anything of the user's is loaded"
         assert list(in_constructor) == [first, second, third]
         meeting = [group.execute_on(0).serve(), group.execute_on(2).visit()]
-        assert [call.wait(timeout=30) for call in meeting] == [["rank 2"], ["sent"]], "the port is really free"
+        assert [call.wait(timeout_s=30) for call in meeting] == [["rank 2"], ["sent"]], "the port is really free"
 
 
 def test_groups_do_not_share_a_master_port(cluster: roost.Cluster) -> None:
@@ -342,7 +342,7 @@ def test_an_interpreter_that_is_not_there(cluster: roost.Cluster, tmp_path: Path
     started = time.monotonic()
     with pytest.raises(roost.LaunchError) as caught:
         Probe.create_group().launch(cluster, plan=plan, component="w")
-    assert f"node 2: the interpreter {missing} is not there" in str(caught.value)
+    assert f"node 2: the interpreter {missing} does not exist" in str(caught.value)
     assert time.monotonic() - started < 90
     assert "w" not in roost.WorkerManager.get_proxy().get_groups()
 
@@ -429,7 +429,7 @@ def test_names_that_the_group_has_itself_are_refused_when_it_is_made(cluster: ro
     clashing = type("Clashing", (roost.Worker,), {name: lambda self: None, "fine": lambda self: None})
     with pytest.raises(roost.LaunchError) as caught:
         clashing.create_group()
-    assert f"Clashing has methods that a group has itself: {name}" in str(caught.value)
+    assert f"Clashing has methods with names that a worker group uses itself: {name}" in str(caught.value)
 
 
 # When it fails -----------------------------------------------------------------------------

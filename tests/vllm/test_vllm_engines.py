@@ -80,7 +80,7 @@ def groups_of(count: int, samples: int = 1) -> list[roost.SampleGroup]:
 
 def processes_of(engine: EngineHandle) -> dict[int, str]:
     """The processes of an engine, the worker's among them, and their command lines."""
-    (state,) = engine.group.states(range(engine.first, engine.first + 1), timeout=10.0)
+    (state,) = engine.group.states(range(engine.first, engine.first + 1), timeout_s=10.0)
     known: dict[int, str] = {}
     remember(state["pid"], start_of(state["pid"]) or "", known)
     found = {state["pid"]: "worker"}

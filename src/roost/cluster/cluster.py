@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,6 +29,15 @@ NODE_TIMEOUT_S = 300.0
 RESERVE_TIMEOUT_S = 60.0
 RESERVE_SLACK_S = 240.0
 """Seconds that a reservation may take beyond its timeout: the last attempt, with its probes, is not interrupted."""
+
+
+class RunningGroup(Protocol):
+    """What a cluster needs of a worker group."""
+
+    name: str
+
+    def close(self) -> None:
+        """End the workers."""
 
 
 class Cluster:
@@ -87,7 +96,7 @@ class Cluster:
     def _open(self, request: Request, cluster_cfg: Any, timeout_s: float | None) -> None:
         self._request = request
         self._namespace = request.namespace
-        self.groups: list[Any] = []
+        self._groups: list[RunningGroup] = []
         self._bundles: list[Bundles] = []
         self._allocated: list[str] = []
         self._closers: list[Callable[[], None]] = []
@@ -255,9 +264,18 @@ class Cluster:
         self._bundles.append(bundles)
         return bundles
 
+    def add_group(self, group: RunningGroup) -> None:
+        """Have :meth:`close` close a worker group that this process has launched; called by its launch."""
+        self._groups.append(group)
+
+    def remove_group(self, group: RunningGroup) -> None:
+        """Take back :meth:`add_group`; called by the group's own ``close``."""
+        with contextlib.suppress(ValueError):
+            self._groups.remove(group)
+
     def get_group(self, name: str) -> Any:
-        """The worker group of that name that this process launched; ``None`` where there is none."""
-        return next((group for group in self.groups if group.name == name), None)
+        """Return the worker group of a name that this process launched; ``None`` if there is none."""
+        return next((group for group in self._groups if group.name == name), None)
 
     def allocate(
         self,
@@ -356,7 +374,7 @@ class Cluster:
                 ray.shutdown()
 
     def _end_job(self) -> None:
-        for group in list(self.groups):
+        for group in list(self._groups):
             group.close()
         for bundles in self._bundles:
             bundles.release()

@@ -228,8 +228,8 @@ class _Later:
     def __init__(self, action: Callable[[float], None]) -> None:
         self._action = action
 
-    def wait(self, timeout: float | None = None) -> Sequence[None]:
-        self._action(600.0 if timeout is None else timeout)
+    def wait(self, timeout_s: float | None = None) -> Sequence[None]:
+        self._action(600.0 if timeout_s is None else timeout_s)
         return [None]
 
     def done(self) -> bool:

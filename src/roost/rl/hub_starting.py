@@ -84,7 +84,7 @@ class HubStarter:
         Raises:
             RoostError: It did not start.
         """
-        (state,) = self.group.states([0], timeout=LOOK_S)
+        (state,) = self.group.states([0], timeout_s=LOOK_S)
         if state["state"] != "dead":
             try:
                 return self._has_router and self._start_dead_router()

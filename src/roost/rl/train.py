@@ -352,7 +352,7 @@ class TrainGroup:
             if verb == "offload" and self._manager is not None:
                 self._manager.unmap_weights()
             if name.startswith("async_"):
-                return self.workers.value_refs(verb, *args, **kwargs)
+                return getattr(self.workers, verb)(*args, **kwargs).refs
             return getattr(self.workers, verb)(*args, **kwargs).wait()
 
         return call

@@ -27,7 +27,7 @@ class Lender:
         found = look_at(self.pid)
         if found is None or self._known is None:
             return False
-        return found.is_alive and found.started == self._known.started  # else the number is another's by now
+        return found.is_alive and found.is_same(self._known.started)  # else the number is another's by now
 
 
 class BorrowedTensors:

@@ -1,4 +1,4 @@
-"""Workers: started all at once, attested, commanded as one, ended without a trace."""
+"""Workers and worker groups: launch, attestation, calls, states, and complete teardown."""
 
 from roost.worker.binding import Attestation, Binding
 from roost.worker.group import PerRank, WorkerGroup

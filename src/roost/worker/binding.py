@@ -1,4 +1,4 @@
-"""What only reality knows: where a plan's processes really are."""
+"""``Binding``: a plan tied to real nodes; and the checks of what workers found there."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from roost.cluster.nodes import NodeInfo
 from roost.errors import AttestationError, Finding, Fix, LaunchError
 from roost.hardware.accelerators import Device
 from roost.plan import ComponentPlan, Plan, Process
-from roost.worker.strangers import Stranger, findings_of
+from roost.worker.foreign_processes import ForeignProcess, findings_of
 
-__all__ = ["Attestation", "Binding", "asks_driver", "check_faults", "check_strangers", "compare"]
+__all__ = ["Attestation", "Binding", "asks_driver", "check_faults", "check_foreign_processes", "compare"]
 
 
 @dataclass(frozen=True)
 class Attestation:
-    """What one worker process found before any of the user's code ran.
+    """What a worker process found out about itself before any of the user's code ran.
 
     Attributes:
-        rank: Its rank.
-        ray_node_id: Ray's id of the node that it runs on.
-        address: That node's address.
-        pid: Its process id.
-        interpreter: The Python that runs it.
-        visible: What the visible-devices variable says in it.
-        uuids: What the driver library really shows it; ``None`` where there is none to ask, or it fails.
-        strangers: Processes of others that hold memory of the node's accelerators, where it was asked to look.
-        driver_error: Why the driver library does not tell; empty where it does, or was not asked.
-        started: When its process started, as the kernel of its node counts; tells it from a later one with its pid.
+        rank: Rank of the worker.
+        ray_node_id: Ray's id of the worker's node.
+        address: Address of that node.
+        pid: Process id of the worker.
+        interpreter: Path of the Python interpreter that runs it.
+        visible: Value of the visible-devices variable in its environment.
+        uuids: UUIDs of the accelerators that the driver library shows to it; ``None`` if there is no driver library,
+            or it fails.
+        foreign_processes: Foreign processes on the accelerators of the node, if this worker looked for them.
+        driver_error: How the driver library failed; empty if it works or was not asked.
+        started: When the process started, in seconds after the boot of its node.
     """
 
     rank: int
@@ -39,25 +40,25 @@ class Attestation:
     interpreter: str
     visible: str | None
     uuids: tuple[str, ...] | None
-    strangers: tuple[Stranger, ...] = ()
+    foreign_processes: tuple[ForeignProcess, ...] = ()
     driver_error: str = ""
-    started: int = 0
+    started: float = 0.0
 
 
 @dataclass(frozen=True)
 class Binding:
-    """A plan bound to real machines.
+    """A component of a plan, tied to real nodes.
 
     Attributes:
         plan: The plan.
-        component: The component of it that was launched.
-        epoch: Counts bindings of the same plan; a new one follows the loss of a node.
+        component: Name of the component that was launched.
+        epoch: Number of this binding of the plan, from 1; the loss of a node leads to the next one.
         node_ids: Ray's id of the node of each rank.
-        uuids: UUIDs of the accelerators of each rank; empty where they are made up.
-        attestations: What each worker found.
-        master_address: Where rank 0 is.
-        master_port: A port there that is held for the group.
-        reservation: Token of the reservation; 0 where nothing was reserved.
+        uuids: UUIDs of the accelerators of each rank; empty for made-up accelerators.
+        attestations: The attestation of each rank.
+        master_address: Address of the node of rank 0.
+        master_port: A port on that node, leased for the group.
+        reservation: Token of the reservation; 0 if nothing was reserved.
     """
 
     plan: Plan
@@ -81,13 +82,14 @@ def asks_driver(process: Process, node: NodeInfo) -> bool:
 
 
 def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo], found: Sequence[Attestation]) -> None:
-    """Compares what workers found with what the plan says.
+    """Compare the attestations of workers with the plan.
 
-    Nodes and interpreters are always compared. Accelerators are compared by UUID where the driver library knows them and
-    the process has some of its own, and otherwise by the visible-devices variable.
+    Nodes are always compared, and interpreters if the plan names them. Accelerators are compared by UUID if the driver
+    library knows them and the process has some of its own, else by the value of the visible-devices variable: made-up
+    accelerators have nothing else.
 
     Raises:
-        AttestationError: With both rows for every worker that got something else.
+        AttestationError: Workers differ from the plan (W104); it shows the planned and the measured row of each.
     """
     findings = []
     for process, attestation in zip(processes, found, strict=True):
@@ -109,12 +111,12 @@ def compare(group: str, processes: Sequence[Process], nodes: Sequence[NodeInfo],
 
 
 def check_faults(nodes: Sequence[NodeInfo], processes: Sequence[Process]) -> None:
-    """Refuses accelerators that do not work, for processes that use accelerators and would use or see these.
+    """Refuse accelerators that do not work, for processes that have accelerators and would use or see these.
 
     A process without accelerators of its own may be beside one that does not work.
 
     Raises:
-        LaunchError: With every such accelerator.
+        LaunchError: There are such accelerators (W114); it names each of them.
     """
     wanted: dict[int, set[str]] = {}
     for placement in (process.placement for process in processes):
@@ -135,23 +137,23 @@ def check_faults(nodes: Sequence[NodeInfo], processes: Sequence[Process]) -> Non
         raise LaunchError(findings)
 
 
-def check_strangers(
+def check_foreign_processes(
     component: ComponentPlan, nodes: Sequence[NodeInfo], processes: Sequence[Process], found: Sequence[Attestation]
 ) -> None:
-    """Refuses accelerators whose memory others hold: they would leave too little.
+    """Refuse accelerators of which foreign processes hold memory: too little would be left for the component.
 
     Raises:
-        LaunchError: With every process that holds some.
+        LaunchError: There are such processes (W113); it names each of them.
     """
     findings: list[Finding] = []
     used = component.accelerators
     for process, attestation in zip(processes, found, strict=True):
-        if not attestation.strangers:
+        if not attestation.foreign_processes:
             continue
         node = nodes[process.placement.cluster_node_rank]
         devices = [node.accelerators[index] for index in used.get(node.rank, ())]
         names = {device.uuid: _name(node, device) for device in devices}
-        findings += findings_of(node.rank, attestation.strangers, names)
+        findings += findings_of(node.rank, attestation.foreign_processes, names)
     if findings:
         raise LaunchError(findings)
 

@@ -1,4 +1,4 @@
-"""What a worker process knows of itself; set by its host before the user's code is loaded."""
+"""The context of a worker process: its rank, group and placement. Set before the user's code is loaded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["WorkerContext", "current_context", "install_context"]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """A worker's place in its group.
+    """The place of a worker in its group.
 
     Attributes:
         group: Name of the group.
-        placement: Where the worker lives.
+        placement: Rank, node and accelerators of the worker.
         world_size: Number of workers in the group.
         namespace: Name of the job.
-        master_address: Where rank 0 is.
-        master_port: A port there that is held for the group.
-        hardware: Fields of the robots or other hardware that the worker was given.
+        master_address: Address of the node of rank 0.
+        master_port: A port on that node, leased for the group.
+        hardware: Fields of the robots or other hardware assigned to the worker.
     """
 
     group: str
@@ -39,19 +39,19 @@ _current: WorkerContext | None = None
 
 
 def install_context(context: WorkerContext) -> None:
-    """Sets the context of this process."""
+    """Set the context of this process."""
     global _current
     _current = context
 
 
 def current_context() -> WorkerContext:
-    """The context of this process.
+    """Return the context of this process.
 
     Raises:
-        LaunchError: Where this process is not a worker.
+        LaunchError: This process is not a worker (W101).
     """
     if _current is None:
-        message = "this is not a worker process: a Worker lives in a group"
+        message = "this is not a worker process: a Worker exists only in a worker group"
         fix = Fix("launch a group", "MyWorker.create_group().launch(cluster)")
         raise LaunchError([Finding("W101", message, fixes=(fix,))])
     return _current

@@ -1,9 +1,9 @@
-"""The actor in which a worker lives.
+"""The Ray actor that hosts a worker.
 
-It is generic: it takes an environment, and only then a pickled class. So nothing of the user's is
-imported before its variables are set, and no second interpreter start is paid for (Ray's
-``runtime_env`` costs one per worker). Beside the user's methods it has a control lane, which answers
-while they run.
+The actor is generic: it sets environment variables first, and then loads the pickled class of the worker. So no module
+of the user is imported before its variables are set, and no second start of the interpreter is needed (variables in
+Ray's ``runtime_env`` cost one per worker). Methods of the concurrency group ``control`` answer while the user's methods
+run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import pickle
 import sys
@@ -25,26 +26,30 @@ from ray import cloudpickle
 
 from roost.cluster.guards import guard_actor
 from roost.cluster.ports import PortLease, lease_ports
+from roost.cluster.ray_typed import node_address, pickled
 from roost.errors import ClusterError
 from roost.hardware import AcceleratorType
 from roost.worker.binding import Attestation
 from roost.worker.calls import CONSTRUCTOR, CallRecord
 from roost.worker.context import WorkerContext, install_context
+from roost.worker.foreign_processes import find_foreign_processes
 from roost.worker.lane import LaneAddress, LaneServer
 from roost.worker.processes import look_at
-from roost.worker.strangers import find_strangers
 from roost.worker.worker import Worker
 
 __all__ = ["AsyncHost", "Host"]
 
+logger = logging.getLogger("roost")
+
 NOTE_LENGTH = 200
 IDLE_S = 0.2
-"""After so long without a call, none is on its way."""
+"""A worker that has been idle for so many seconds has no call in flight."""
+POLL_S = 5e-5
 _PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "MANPATH")
 
 
 class _AnyHost:
-    """What hosts of all workers have: the control lane, and the constructor."""
+    """What both kinds of hosts share: the control methods, and the construction of the worker."""
 
     def __init__(self, rank: int, environment: Mapping[str, str], accelerator_type: str, wants_port: bool) -> None:
         self._rank = rank
@@ -57,49 +62,49 @@ class _AnyHost:
         set_environment(environment)
         self._warden = guard_actor()
 
-    # Control lane --------------------------------------------------------------------------
+    # Control methods: they answer while the user's methods run ----------------------------
 
     @ray.method(concurrency_group="control")
     def attest(
-        self, asks_driver: bool = False, looks_for_strangers: bool = False, own: Sequence[int] = ()
+        self, asks_driver: bool = False, finds_foreign: bool = False, own: Sequence[int] = ()
     ) -> tuple[Attestation, int]:
-        """What this process finds, and the port that rank 0 leased.
+        """Return the attestation of this process, and the port that rank 0 leased (0 on other ranks).
 
         Args:
-            asks_driver: Whether to ask the driver library which accelerators this process sees.
-            looks_for_strangers: Whether it sees who holds memory of this node's accelerators.
-            own: Processes that are no strangers.
+            asks_driver: Whether to ask the driver library for the UUIDs of the visible accelerators.
+            finds_foreign: Whether to look for foreign processes on this node's accelerators.
+            own: Pids of processes that are not foreign.
         """
         context, facts = ray.get_runtime_context(), look_at(os.getpid())
         variable = self._type.visible_devices_variable if self._type else ""
         ask = self._type.visible_uuids if self._type and asks_driver else None
-        holders = self._type.holders if self._type and looks_for_strangers else None
-        uuids, strangers, driver_error = None, [], ""
+        holders = self._type.holders if self._type and finds_foreign else None
+        uuids, foreign, driver_error = None, [], ""
         try:
             uuids = ask() if ask is not None else None
-            strangers = find_strangers(holders(), own) if holders is not None else []
+            foreign = find_foreign_processes(holders(), own) if holders is not None else []
         except ClusterError as error:
             driver_error = str(error.findings[0])
         attestation = Attestation(
             self._rank,
             context.get_node_id(),
-            ray.util.get_node_ip_address(),
+            node_address(),
             os.getpid(),
             sys.executable,
             os.environ.get(variable) if variable else None,
             tuple(uuids) if uuids is not None else None,
-            tuple(strangers),
+            tuple(foreign),
             driver_error,
-            facts.started if facts is not None else 0,
+            facts.started if facts is not None else 0.0,
         )
         return attestation, self._port.port if self._port else 0
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def state(self, with_usage: bool = False) -> dict[str, Any]:
-        """What this worker is doing; of several calls the one that runs longest.
+        """Return the state of this worker; ``call`` is the call that has been running longest.
 
         Args:
-            with_usage: Also how much of this node's accelerators is used, where their vendor tells.
+            with_usage: Whether to add the usage of this node's accelerators, if their vendor reports it.
         """
         call, since_s, running = self._record.longest()
         is_starting = self._worker is None
@@ -122,14 +127,19 @@ class _AnyHost:
 
     @ray.method(concurrency_group="control")
     def timeline(self, last_s: float) -> dict[str, Any]:
-        """The calls of the last seconds; see :meth:`CallRecord.timeline`."""
+        """Return the calls of the last seconds; see :meth:`CallRecord.timeline`."""
         return self._record.timeline(last_s)
 
     @ray.method(concurrency_group="control")
+    def duration_of(self, call_id: str) -> float | None:
+        """Return the seconds that a finished call took; see :meth:`CallRecord.duration_of`."""
+        return self._record.duration_of(call_id)
+
+    @ray.method(concurrency_group="control")
     def open_lane(self) -> LaneAddress:
-        """A shorter way for calls."""
+        """Start the lane of this worker unless it runs, and return its address."""
         if self._lane is None:
-            self._lane = LaneServer(self, str(ray.util.get_node_ip_address()))
+            self._lane = LaneServer(self, node_address())
         return self._lane.address
 
     @ray.method(concurrency_group="control")
@@ -139,35 +149,39 @@ class _AnyHost:
 
     @ray.method(concurrency_group="control")
     def clock(self) -> float:
-        """What the clock of this node says."""
+        """Return the time by this node's clock."""
         return time.time()
 
     @ray.method(concurrency_group="control")
     def stacks(self) -> str:
-        """The stack of every thread of this worker."""
+        """Return the Python stack of every thread of this worker."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         parts = []
         for ident, frame in sys._current_frames().items():
             parts.append(f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}")
         return "\n".join(parts)
 
-    # The user's lane -----------------------------------------------------------------------
+    # The user's code -----------------------------------------------------------------------
 
     def construct(
-        self, pickled: bytes, context: WorkerContext, environment: Mapping[str, str], paths: Sequence[str]
+        self, pickled_class: bytes, context: WorkerContext, environment: Mapping[str, str], paths: Sequence[str]
     ) -> None:
-        """Sets what is known only now, then loads the user's class and makes the worker.
+        """Set the environment and the context, then load the user's class and call its constructor.
 
-        What the driver can import, its workers can, where the files are on their node too.
+        Args:
+            pickled_class: The class, and the arguments of its constructor.
+            context: The context of the worker.
+            environment: Variables that are known only now, such as ``MASTER_PORT``.
+            paths: Import paths of the driver; those that exist on this node are added to this process's.
         """
-        self._warden.poll()  # it has made itself independent by now, and left a zombie
+        self._warden.poll()  # the child that made the warden independent has ended, and is a zombie until polled
         set_environment(environment)
         install_context(context)
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
         number = self._record.begin(CONSTRUCTOR)
         try:
-            cls, args, kwargs = cloudpickle.loads(pickled)
-            with _errors_that_travel("the constructor"):
+            cls, args, kwargs = cloudpickle.loads(pickled_class)
+            with _portable_errors("the constructor"):
                 self._worker = cls(*args, **kwargs)
         except BaseException as error:
             self._record.end(number, error)
@@ -175,9 +189,9 @@ class _AnyHost:
         self._record.end(number)
 
     def _wait_for_turn(self, after: int) -> None:
-        """Wait until so many calls were begun, and none runs; -1: not at all.
+        """Wait until so many calls have begun and none is running; -1: do not wait.
 
-        Calls that never begin, because their arguments cannot be had, are not waited for.
+        A call that never begins, because Ray cannot fetch its arguments, is waited for only as long as :data:`IDLE_S`.
         """
         idle_since = time.monotonic()
         while after >= 0 and (self._record.is_busy or self._record.started < after):
@@ -185,41 +199,45 @@ class _AnyHost:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > IDLE_S:
                 break
-            time.sleep(5e-5)
+            time.sleep(POLL_S)
 
 
 class Host(_AnyHost):
-    """Hosts one worker, whose calls run in threads: one at a time, unless ``max_concurrency`` allows more."""
+    """Host of a worker whose calls run in threads: one at a time unless ``max_concurrency`` allows more."""
 
     def __init__(self, rank: int, environment: Mapping[str, str], accelerator_type: str, wants_port: bool) -> None:
         super().__init__(rank, environment, accelerator_type, wants_port)
         self._looping = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
-        """Calls a method of the worker; returns its value and how long it took."""
-        number = self._record.begin(method)
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str = "") -> Any:
+        """Call a method of the worker and return its value; a coroutine is waited for.
+
+        Args:
+            method: Name of the method.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            call_id: Id by which :meth:`duration_of` finds the call.
+        """
+        number = self._record.begin(method, call_id)
         try:
-            with _errors_that_travel(f"{method}()"):
+            with _portable_errors(f"{method}()"):
                 value = getattr(self._worker, method)(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = self._complete(value)
         except BaseException as error:
             self._record.end(number, error)
             raise
-        return value, self._record.end(number)
-
-    def call_value(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """As :meth:`call`, without how long it took."""
-        return self.call(method, args, kwargs)[0]
+        self._record.end(number)
+        return value
 
     def call_in_lane(self, method: str, args: tuple[Any, ...], after: int) -> Any:
-        """As :meth:`call_value`, through the lane: once so many calls were begun, and none runs; -1: at once."""
+        """Call a method of the worker, once ``after`` calls have begun and none is running; -1: at once."""
         self._wait_for_turn(after)
-        return self.call(method, args, {})[0]
+        return self.call(method, args, {})
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Waits for a coroutine. All of a worker share one loop, also those of calls that run at once."""
+        """Wait for a coroutine and return its value. All coroutines of a worker share one event loop."""
         with self._looping:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -228,76 +246,74 @@ class Host(_AnyHost):
         async def outcome() -> tuple[Any, SystemExit | None]:
             try:
                 return await coroutine, None
-            except SystemExit as error:  # it would end the loop
+            except SystemExit as error:  # as an exception it would end the event loop
                 return None, error
 
-        value, left = asyncio.run_coroutine_threadsafe(outcome(), self._loop).result()
-        if left is not None:
-            raise left
+        value, exit_error = asyncio.run_coroutine_threadsafe(outcome(), self._loop).result()
+        if exit_error is not None:
+            raise exit_error
         return value
 
 
 class AsyncHost(_AnyHost):
-    """Hosts one worker whose calls interleave on one event loop: Ray makes this class an asyncio actor.
+    """Host of a worker whose calls interleave on one event loop: Ray makes this class an asyncio actor.
 
-    A call lets others run where it awaits. Ordinary methods run on the loop too, so that they run one at a time.
+    Other calls run while one awaits. Ordinary methods run on the loop too, so only one of them runs at a time.
     """
 
     def construct(
-        self, pickled: bytes, context: WorkerContext, environment: Mapping[str, str], paths: Sequence[str]
+        self, pickled_class: bytes, context: WorkerContext, environment: Mapping[str, str], paths: Sequence[str]
     ) -> None:
-        """As for other workers; Ray runs it on the loop, as all methods outside the control lane."""
+        """See :meth:`_AnyHost.construct`; Ray runs it on the event loop, like all methods that are not control methods."""
         self._loop = asyncio.get_running_loop()
-        super().construct(pickled, context, environment, paths)
+        super().construct(pickled_class, context, environment, paths)
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
-        """Calls a method of the worker; returns its value and how long it took."""
-        number = self._record.begin(method)
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], call_id: str = "") -> Any:
+        """Call a method of the worker and return its value; see :meth:`Host.call`."""
+        number = self._record.begin(method, call_id)
         try:
-            with _errors_that_travel(f"{method}()"):
+            with _portable_errors(f"{method}()"):
                 value = getattr(self._worker, method)(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = await value
         except BaseException as error:
             self._record.end(number, error)
             raise
-        return value, self._record.end(number)
-
-    async def call_value(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """As :meth:`call`, without how long it took."""
-        return (await self.call(method, args, kwargs))[0]
+        self._record.end(number)
+        return value
 
     def call_in_lane(self, method: str, args: tuple[Any, ...], after: int) -> Any:
-        """As :meth:`call_value`, from a thread of the lane: once so many calls were begun, and none runs; -1: at once."""
+        """Call a method of the worker from a thread of the lane; see :meth:`Host.call_in_lane`."""
         self._wait_for_turn(after)
-        return asyncio.run_coroutine_threadsafe(self.call_value(method, args, {}), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self.call(method, args, {}), self._loop).result()
 
 
 def _note_of(worker: Any) -> str:
-    """What a worker says about itself, in one line; empty where it says nothing, or cannot."""
+    """Return the worker's ``status_note``; empty if it has none or fails."""
     try:
         return str(worker.status_note() if isinstance(worker, Worker) else "")[:NOTE_LENGTH]
-    except Exception:  # code of the user's, which must not hide the state of the worker
+    except Exception:  # the user's code; the state of the worker is reported without it
+        logger.debug("status_note() failed", exc_info=True)
         return ""
 
 
 @contextlib.contextmanager
-def _errors_that_travel(what: str) -> Iterator[None]:
-    """Makes errors of the user's code such that the caller gets them: no exit, nothing that cannot be unpickled."""
+def _portable_errors(what: str) -> Iterator[None]:
+    """Replace exceptions of the user's code that would not reach the caller: ``SystemExit``, and unpicklable ones."""
     try:
         yield
     except SystemExit as error:
         raise RuntimeError(f"{what} called sys.exit({error.code!r})") from None
     except Exception as error:
         try:
-            pickle.loads(cloudpickle.dumps(error))  # noqa: S301
+            pickle.loads(pickled(error))  # noqa: S301
         except Exception:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         raise
 
 
 def set_environment(environment: Mapping[str, str]) -> None:
-    """Sets variables; those that hold paths are put before what is there, and no path twice."""
+    """Set environment variables. Paths are put in front of those that a variable has, and no path is listed twice."""
     for name, value in environment.items():
         if name in _PATHS:
             first = [part for part in value.split(os.pathsep) if part]

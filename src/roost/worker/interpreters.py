@@ -1,4 +1,4 @@
-"""What must be there before the process of a worker starts: its interpreter, and variables that the loader reads."""
+"""What must be set before the process of a worker starts: its interpreter, and variables that the loader reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roost.plan import Process
 __all__ = ["interpreter_fault", "runtime_env_of"]
 
 _BEFORE_START = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED")
-"""Variables that must be there before the process starts: they cost a second interpreter start."""
+"""Variables that must be set before the process starts. Ray starts the interpreter a second time for them."""
 
 
 def runtime_env_of(process: Process) -> dict[str, Any]:
-    """What Ray must do before the process starts; empty where nothing."""
+    """Return Ray's ``runtime_env`` of a worker; empty if it needs none."""
     env: dict[str, Any] = {}
     early = {key: value for key, value in process.environment.items() if key in _BEFORE_START}
     if early:
@@ -31,9 +31,9 @@ def runtime_env_of(process: Process) -> dict[str, Any]:
 
 
 def interpreter_fault(path: str) -> str:
-    """Runs on a node: why an interpreter cannot run workers; empty where it can."""
+    """Return why an interpreter of this node cannot run workers; empty if it can. Blocks for at most a minute."""
     if not os.access(path, os.X_OK) or os.path.isdir(path):
-        return "is not there"
+        return "does not exist, or is not executable"
     code = "import ray; print(ray.__version__)"
     try:
         done = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603

@@ -1,12 +1,15 @@
-"""A lane: a socket beside Ray's calls, for the few that are made so often, or so fast, that a call is too slow.
+"""Lanes: calls of one object through a socket, for calls that are too frequent for Ray.
 
-A call through Ray takes one or two milliseconds; through a lane it is a tenth of that. Those who wait in
-a lane are not among the calls that a worker can take at once.
+A call through Ray takes one or two milliseconds, a call through a lane about a tenth of that. A call that blocks in a
+lane does not count towards the calls that a worker runs at once (``max_concurrency``).
+
+Both ends authenticate each other with a shared key. Requests and replies are pickles.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -18,27 +21,30 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from ray import cloudpickle
+from roost.cluster.ray_typed import pickled
 
 __all__ = ["LaneAddress", "LaneCall", "LaneClient", "LaneError", "LaneServer"]
 
+logger = logging.getLogger("roost")
+
 CONNECT_S = 2.0
-SPARE_S = 10.0
-"""How long the other end may take to say what it owes."""
+"""Seconds to wait for a connection."""
+REPLY_S = 10.0
+"""Seconds to wait for the reply to an earlier call, or for a step of the handshake, before the connection is given up."""
 KEEPING = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""After so many seconds an idle connection is tried, and how often until it counts as ended."""
+"""TCP keep-alive: seconds until an idle connection is probed, seconds between probes, failed probes until it has ended."""
 RETRY_S = 0.1
-"""After so long a server that could not take a client tries again."""
+"""Seconds until a server that could not accept a client tries again."""
 
 
 @dataclass(frozen=True)
 class LaneAddress:
-    """Where a lane is, and what its clients must know.
+    """What a client must know of a lane.
 
     Attributes:
-        host: Its host.
-        port: Its port.
-        key: Shared by both ends.
+        host: Address on which the server listens.
+        port: Port on which the server listens.
+        key: Secret that both ends share.
     """
 
     host: str
@@ -47,10 +53,10 @@ class LaneAddress:
 
 
 class LaneError(Exception):
-    """A call that failed at the other end.
+    """A call that raised an exception in the server.
 
     Attributes:
-        cause: What it raised.
+        cause: The exception.
         trace: Its traceback, as text.
     """
 
@@ -61,11 +67,11 @@ class LaneError(Exception):
 
 
 class LaneServer:
-    """Answers calls of methods of one object, each connection in a thread of its own.
+    """Server of a lane: calls methods of one object for its clients, each connection in a thread of its own.
 
     Args:
         target: The object.
-        host: The address to listen on.
+        host: The address to listen on; the kernel chooses the port.
     """
 
     def __init__(self, target: object, host: str) -> None:
@@ -79,29 +85,34 @@ class LaneServer:
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                taken, _ = self._socket.accept()
-            except OSError:  # closed, or one client that cannot be taken now
+                accepted, _ = self._socket.accept()
+            except OSError:  # the server was closed, or has no file descriptor left for this client
                 time.sleep(RETRY_S)
             else:
-                threading.Thread(target=self._serve, args=(taken,), name="lane", daemon=True).start()
+                threading.Thread(target=self._serve, args=(accepted,), name="lane", daemon=True).start()
 
-    def _serve(self, taken: socket.socket) -> None:
-        with contextlib.suppress(Exception), taken, _connection(taken) as connection:  # a client that goes, goes
-            deliver_challenge(connection, self.address.key)
-            answer_challenge(connection, self.address.key)
-            _limit(taken, 0)
-            taken.close()  # the connection has its own
-            while True:
-                method, args = connection.recv()
-                answer: tuple[Any, str]
-                try:
-                    answer = (getattr(self._target, method)(*args), "")
-                except Exception as error:
-                    answer = (error, traceback.format_exc())
-                connection.send_bytes(_packed(answer))
+    def _serve(self, accepted: socket.socket) -> None:
+        try:
+            with accepted, _connection(accepted) as connection:
+                deliver_challenge(connection, self.address.key)
+                answer_challenge(connection, self.address.key)
+                _set_receive_timeout(accepted, 0)
+                accepted.close()  # the connection has a descriptor of its own
+                while True:
+                    method, args = connection.recv()
+                    reply: tuple[Any, str]
+                    try:
+                        reply = (getattr(self._target, method)(*args), "")
+                    except Exception as error:
+                        reply = (error, traceback.format_exc())
+                    connection.send_bytes(_packed(reply))
+        except (OSError, EOFError):
+            pass  # a client that disconnects needs no cleanup
+        except Exception as error:  # no key, or a request that cannot be unpickled here
+            logger.debug("a connection to a lane was closed: %r", error)
 
     def close(self) -> None:
-        """Takes no more clients."""
+        """Stop accepting clients; existing connections stay."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not wake the thread that accepts
@@ -109,70 +120,69 @@ class LaneServer:
 
 
 def _connection(made: socket.socket) -> Connection:
-    """A connection that sends at once, is known to firewalls while it is idle, and ends soon after the other machine.
+    """Return a connection over a duplicate of a socket: no delay of small messages, TCP keep-alive.
 
-    Until :func:`_limit` says otherwise, nothing is waited for longer than the first words may take.
+    Keep-alive shows firewalls that an idle connection is in use, and ends it soon after the other node is lost. The
+    receive timeout is :data:`REPLY_S`, for the handshake.
     """
     made.settimeout(None)
-    _limit(made, SPARE_S)
+    _set_receive_timeout(made, REPLY_S)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPING.items():
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # some systems lack them
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Connection(os.dup(made.fileno()))
 
 
-def _limit(made: socket.socket, seconds: float) -> None:
-    """How long a connection is waited for to say something; 0: as long as it takes."""
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+def _set_receive_timeout(made: socket.socket, timeout_s: float) -> None:
+    """Set the timeout of receiving, on the socket and all its duplicates; 0: none."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(timeout_s), 0))
 
 
-def _packed(answer: tuple[Any, str]) -> bytes:
-    """An answer as bytes, by value where its class is the driver's own; as text where that cannot be."""
+def _packed(reply: tuple[Any, str]) -> bytes:
+    """Return a reply as bytes; one that cannot be pickled becomes a ``RuntimeError`` with its text."""
     try:
-        return bytes(cloudpickle.dumps(answer))
+        return pickled(reply)
     except Exception as error:
-        value, trace = answer
-        told = RuntimeError(f"{type(value).__name__}: {value}")
-        return bytes(cloudpickle.dumps((told, trace or f"it cannot be sent: {error!r}")))
+        value, trace = reply
+        substitute = RuntimeError(f"{type(value).__name__}: {value}")
+        return pickled((substitute, trace or f"it cannot be sent: {error!r}"))
 
 
 class LaneClient:
-    """Calls through a lane, from any thread.
+    """Client of a lane. Thread-safe: each call in flight has a connection of its own, and connections are reused.
 
     Args:
-        address: Where it is.
+        address: Address of the lane.
     """
 
     def __init__(self, address: LaneAddress) -> None:
         self._address = address
-        self._free: list[_Link] = []
+        self._idle: list[_Client] = []
 
     def begin(self, method: str, *args: Any) -> LaneCall:
-        """Sends a call; its answer is waited for later.
+        """Send a call, and return without waiting for its reply.
+
+        A connection that has ended is replaced by a new one.
 
         Raises:
-            ConnectionError: Where the lane cannot be reached.
+            ConnectionError: The server cannot be reached.
         """
         while True:
             try:
-                link, is_new = self._free.pop(), False
-            except IndexError:  # also where another thread was faster
-                link, is_new = _Link(self._connect()), True
+                client, is_new = self._idle.pop(), False
+            except IndexError:  # none, or another thread took the last one
+                client, is_new = _Client(self._connect()), True
             try:
-                while link.owed:  # answers that nobody waited for
-                    if not link.connection.poll(SPARE_S):
-                        raise TimeoutError("the answer to an earlier call does not come")
-                    link.connection.recv_bytes()
-                    link.owed -= 1
-                link.connection.send_bytes(cloudpickle.dumps((method, args)))  # by value, as calls through Ray do
+                client.discard_replies()
+                client.connection.send_bytes(pickled((method, args)))
             except (OSError, EOFError) as error:
-                link.connection.close()
+                client.connection.close()
                 if is_new:
                     raise ConnectionError(str(error)) from error
             else:
-                return LaneCall(link, self._free)
+                return LaneCall(client, self._idle)
 
     def _connect(self) -> Connection:
         with socket.create_connection((self._address.host, self._address.port), CONNECT_S) as made:
@@ -180,7 +190,7 @@ class LaneClient:
             try:
                 answer_challenge(connection, self._address.key)
                 deliver_challenge(connection, self._address.key)
-                _limit(made, 0)
+                _set_receive_timeout(made, 0)
             except Exception as error:
                 connection.close()
                 raise ConnectionError(str(error)) from error
@@ -188,58 +198,66 @@ class LaneClient:
 
 
 @dataclass
-class _Link:
-    """A connection, and how many answers nobody has read yet."""
+class _Client:
+    """A connection, and the number of replies on it that will be discarded."""
 
     connection: Connection
-    owed: int = 0
+    unwanted: int = 0
+
+    def discard_replies(self) -> None:
+        """Receive the unwanted replies; raise ``TimeoutError`` if one takes longer than :data:`REPLY_S`."""
+        while self.unwanted:
+            if not self.connection.poll(REPLY_S):
+                raise TimeoutError("the reply to an earlier call does not arrive")
+            self.connection.recv_bytes()
+            self.unwanted -= 1
 
 
 class LaneCall:
-    """A call that is under way."""
+    """A call in flight, made by :meth:`LaneClient.begin`."""
 
-    def __init__(self, link: _Link, free: list[_Link]) -> None:
-        self._link: _Link | None = link
-        self._free = free
-        self._answer: tuple[Any, str] = (None, "")
-        self._end: OSError | EOFError | None = None
+    def __init__(self, client: _Client, idle: list[_Client]) -> None:
+        self._client: _Client | None = client  # until the reply is here, or unwanted
+        self._idle = idle
+        self._reply: tuple[Any, str] = (None, "")
+        self._broken: OSError | EOFError | None = None
 
     def done(self) -> bool:
-        """Whether its answer, or the end of the connection, is there."""
-        return self._link is None or self._link.connection.poll(0)
+        """Return at once whether the reply has arrived, or the connection has ended."""
+        return self._client is None or self._client.connection.poll(0)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What came back.
+        """Return the value of the call. Blocks at most ``timeout_s``; default: until the connection ends.
 
         Raises:
-            LaneError: Where the method raised something.
-            EOFError: Where the other end is gone; also ``OSError``.
-            TimeoutError: Where nothing came in time.
+            LaneError: The method raised an exception.
+            EOFError: The connection has ended; also ``OSError``.
+            TimeoutError: The reply did not arrive in time; it has no ``errno``.
         """
-        if self._link is not None:
-            if not self._link.connection.poll(timeout_s):
+        if self._client is not None:
+            if not self._client.connection.poll(timeout_s):
                 raise TimeoutError
-            link, self._link = self._link, None
+            client, self._client = self._client, None
             try:
-                self._answer = link.connection.recv()
+                self._reply = client.connection.recv()
             except (OSError, EOFError) as error:
-                self._end = error
-                link.connection.close()
+                self._broken = error
+                client.connection.close()
             except Exception as error:
                 message = f"it raised an exception, or returned a value, that cannot be loaded here: {error}"
-                self._answer = (RuntimeError(message), traceback.format_exc())
-            if self._end is None:
-                self._free.append(link)
-        if self._end is not None:  # also when it is asked again
-            raise self._end
-        value, trace = self._answer
+                self._reply = (RuntimeError(message), traceback.format_exc())
+            if self._broken is None:
+                self._idle.append(client)
+        if self._broken is not None:  # also if result() is called again
+            raise self._broken
+        value, trace = self._reply
         if trace:
             raise LaneError(value, trace)
         return value
 
     def forget(self) -> None:
-        """Nobody wants the answer."""
-        if self._link is not None:
-            self._link.owed += 1
-            self._free.append(self._link)
-            self._link = None
+        """Discard the reply when it arrives; this call must not be used any more."""
+        if self._client is not None:
+            self._client.unwanted += 1
+            self._idle.append(self._client)
+            self._client = None

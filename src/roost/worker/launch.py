@@ -1,10 +1,10 @@
-"""Launching a group: from a plan to running workers, or to nothing at all."""
+"""Launching a worker group: all workers of a component start, or none is left running."""
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import inspect
+import logging
 import os
 import platform
 import sys
@@ -14,39 +14,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster import Cluster, CollectiveManager
 from roost.cluster.manager_calls import ask_managers
 from roost.cluster.plans import pack_plan
+from roost.cluster.ray_typed import actor_class, pickled
 from roost.cluster.request import seconds_from
 from roost.errors import ClusterError, Finding, Fix, LaunchError
 from roost.hardware import values_for_worker
 from roost.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.plan import ComponentPlan, Plan, Process
-from roost.worker.binding import Attestation, Binding, asks_driver, check_faults, check_strangers, compare
+from roost.worker.binding import Attestation, Binding, asks_driver, check_faults, check_foreign_processes, compare
 from roost.worker.context import WorkerContext
+from roost.worker.foreign_processes import foreign_processes_are_allowed
 from roost.worker.group import WorkerGroup, end_workers
 from roost.worker.host import AsyncHost, Host
 from roost.worker.interpreters import interpreter_fault, runtime_env_of
 from roost.worker.options import check_options
 from roost.worker.results import failure_of
-from roost.worker.strangers import strangers_are_allowed
 from roost.worker.worker import Worker
 
 __all__ = ["GroupRequest"]
 
+logger = logging.getLogger("roost")
+
 LAUNCH_TIMEOUT_S = 600.0
+INTERPRETER_S = 120.0
+"""Seconds to wait for the check of an interpreter on a node."""
+TRACE_LINES = 30
+"""How many of the last lines of a remote traceback a launch error shows."""
 
 
 class GroupRequest:
-    """A group to be launched: a class, and the arguments of its constructor."""
+    """A worker group that is not launched yet: a class, and the arguments of its constructor."""
 
     def __init__(self, cls: type, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> None:
         clashes = _clashes(cls)
         if clashes:
-            message = f"{cls.__name__} has methods that a group has itself: {', '.join(clashes)}"
+            message = f"{cls.__name__} has methods with names that a worker group uses itself: {', '.join(clashes)}"
             rule = "group.method() calls the workers, so their names must differ from the group's own"
             raise LaunchError([Finding("W105", message, rule=rule, fixes=(Fix("rename them"),))])
         self.cls = cls
@@ -65,25 +71,28 @@ class GroupRequest:
         component: str | None = None,
         timeout_s: float | None = None,
     ) -> WorkerGroup:
-        """Starts all workers at once, and returns when every constructor has returned.
+        """Start all workers at once, and return when every constructor has returned.
+
+        The group is launched with a placement strategy, or with a plan and a component of it.
 
         Args:
-            cluster: The machines.
-            placement_strategy: Where the workers go; default one per accelerator, or one on node 0
-                where there is none.
-            name: Name of the group; default the component's, or the class's.
+            cluster: The cluster to launch on.
+            placement_strategy: Decides the nodes and accelerators of the workers; default: one worker per accelerator,
+                or one worker on node 0 if the cluster has no accelerators.
+            name: Name of the group; default: the name of the component or of the class, with a number if it is taken.
             isolate_accelerator: Whether a worker sees only its own accelerators.
             max_concurrency: How many calls of a worker may run at once, ordinary methods in threads; default one, or
                 for a class with ``async def`` methods as many as Ray allows, interleaved on one event loop.
-            plan: A plan to launch a component of, instead of a strategy.
-            component: That component.
-            timeout_s: How long starting may take; default ``ROOST_LAUNCH_TIMEOUT_S``, else 600.
+            plan: The plan.
+            component: Name of the component.
+            timeout_s: Seconds in which all workers must have started; default ``ROOST_LAUNCH_TIMEOUT_S``, else 600.
 
         Raises:
-            LaunchError: With the first cause; nothing is left running.
+            LaunchError: The workers cannot be started (W102-W114); it has the first cause. No worker and no
+                reservation is left behind.
         """
         if (plan is None) != (component is None) or (plan is not None and placement_strategy is not None):
-            message = "a group is launched with a placement_strategy, or with a plan and a component of it"
+            message = "launch takes a placement_strategy, or a plan and a component of it"
             raise LaunchError([Finding("W106", message)])
         check_options(placement_strategy, name, isolate_accelerator, max_concurrency)
         cluster.check_open()
@@ -99,7 +108,7 @@ class GroupRequest:
 
 
 class _Launch:
-    """One launch, from the plan to the running group; tears down what it started if it fails."""
+    """One launch, from the plan to the running group. If it fails, it ends and releases what it has started."""
 
     def __init__(
         self,
@@ -123,7 +132,7 @@ class _Launch:
         self.deadline = time.monotonic() + timeout_s
         self.nodes = [cluster.get_node_info(rank) for rank in range(cluster.num_nodes)]
         self.processes: list[Process] = [plan.process(component, rank) for rank in range(self.component.world_size)]
-        self.handles: list[ray.actor.ActorHandle] = []
+        self.handles: list[ray.actor.ActorHandle[Any]] = []
         self.token = 0
 
     def run(self) -> WorkerGroup:
@@ -134,10 +143,10 @@ class _Launch:
             self._reserve()
             self._check_interpreters()
             self._start_hosts()
-            group = self._shell()
+            group = self._unready_group()
             attestations, port = self._attest(group)
             compare(self.name, self.processes, self.nodes, attestations)
-            check_strangers(self.component, self.nodes, self.processes, attestations)
+            check_foreign_processes(self.component, self.nodes, self.processes, attestations)
             master = attestations[0].address
             self._construct(group, master, port)
             group.binding = self._bind(attestations, master, port)
@@ -145,21 +154,23 @@ class _Launch:
         except BaseException:
             self._undo()
             raise
-        self.cluster.groups.append(group)
+        group._is_owner = True
+        self.cluster.add_group(group)
         return group
 
     def _check_plan(self) -> None:
-        """The plan must be about these machines."""
-        there = self.cluster.topology.nodes
+        """Check that the cluster has the nodes and accelerators of the plan."""
+        real_nodes = self.cluster.topology.nodes
         for node in self.plan.topology.nodes:
-            real = there[node.rank] if node.rank < len(there) else None
+            real = real_nodes[node.rank] if node.rank < len(real_nodes) else None
             if real is None or real.num_accelerators < node.num_accelerators:
-                found = f"has {real.num_accelerators}" if real else "is not there"
-                message = f"the plan counts on {node.num_accelerators} accelerators on node {node.rank}, which {found}"
+                found = f"has {real.num_accelerators}" if real else "does not exist"
+                message = f"the plan needs {node.num_accelerators} accelerators on node {node.rank}, which {found}"
                 context = (f"plan: {self.plan.topology.describe()}", f"cluster: {self.cluster.topology.describe()}")
                 raise LaunchError([Finding("W108", message, context=context)])
 
     def _take_name(self) -> None:
+        """Register the name of the group with the job's managers."""
         record = {
             "driver": f"{getpass.getuser()} on {platform.node()} (process {os.getpid()})",
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -198,7 +209,7 @@ class _Launch:
             self.token = self.cluster.reserve(wanted, cpus)
 
     def _check_interpreters(self) -> None:
-        """An interpreter that cannot run a worker would keep Ray trying for ever."""
+        """Check the interpreters of the plan: with one that does not work, Ray would retry the start for ever."""
         wanted = {(p.placement.cluster_node_rank, p.interpreter) for p in self.processes if p.interpreter}
         probe = ray.remote(num_cpus=0)(interpreter_fault)
         tasks = [
@@ -206,12 +217,12 @@ class _Launch:
             for node, path in sorted(wanted)
         ]
         findings = []
-        rule = "python_interpreter_path is on each node of its group, and has the same Ray"
+        rule = "python_interpreter_path must exist on each node of its group, with the cluster's version of Ray"
         for node, path, task in tasks:
             try:
-                fault = ray.get(task, timeout=120)
+                fault = ray.get(task, timeout=INTERPRETER_S)
             except ray.exceptions.RayError as error:
-                fault = f"cannot be tried: {error}".splitlines()[0]
+                fault = f"could not be checked: {error}".splitlines()[0]
             if fault:
                 findings.append(Finding("W110", f"node {node}: the interpreter {path} {fault}", rule=rule))
         if findings:
@@ -223,7 +234,7 @@ class _Launch:
     def _start_hosts(self) -> None:
         interleaves = self.max_concurrency is None and _has_coroutines(self.request.cls)
         host = AsyncHost if interleaves else Host
-        actor = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})(host)
+        actor = actor_class(host, num_cpus=0, max_restarts=0, concurrency_groups={"control": 1})
         for process in self.processes:
             rank = process.placement.rank
             environment = {
@@ -245,34 +256,34 @@ class _Launch:
                 actor.options(**options).remote(rank, environment, process.placement.accelerator_type.name, rank == 0)
             )
 
-    def _shell(self) -> WorkerGroup:
-        """The group before its workers are ready: what errors need to name ranks and nodes."""
+    def _unready_group(self) -> WorkerGroup:
+        """Return the group before its workers are ready; errors take ranks and nodes from it."""
         node_ranks = [process.placement.cluster_node_rank for process in self.processes]
-        return WorkerGroup(self.cluster, self.name, self.handles, node_ranks, self.record["methods"])
+        return WorkerGroup(self.cluster, self.name, self.handles, node_ranks, _methods(self.request.cls))
 
     def _attest(self, group: WorkerGroup) -> tuple[list[Attestation], int]:
         here = ray.get_runtime_context().get_node_id()
         asked = []
-        for handle, process, looks in zip(self.handles, self.processes, self._who_looks(), strict=True):
+        for handle, process, finds in zip(self.handles, self.processes, self._finds_foreign(), strict=True):
             node = self.nodes[process.placement.cluster_node_rank]
             own = (os.getpid(),) if node.ray_id == here else ()
-            asked.append(handle.attest.remote(asks_driver(process, node), looks, own))
+            asked.append(handle.attest.remote(asks_driver(process, node), finds, own))
         found = self._all(group, asked, "starting")
         return [attestation for attestation, _ in found], found[0][1]
 
-    def _who_looks(self) -> list[bool]:
-        """Which workers look for strangers: the first on each node whose accelerators are real."""
-        looked: set[int] = set()
-        looks = []
+    def _finds_foreign(self) -> list[bool]:
+        """Return which workers look for foreign processes: the first one on each node with real accelerators."""
+        seen: set[int] = set()
+        finds = []
         for placement in (process.placement for process in self.processes):
             rank = placement.cluster_node_rank
             is_real = bool(placement.accelerators) and self.nodes[rank].accelerators_are_real
-            looks.append(is_real and rank not in looked and not strangers_are_allowed())
-            looked.update({rank} if looks[-1] else ())
-        return looks
+            finds.append(is_real and rank not in seen and not foreign_processes_are_allowed())
+            seen.update({rank} if finds[-1] else ())
+        return finds
 
     def _construct(self, group: WorkerGroup, master: str, port: int) -> None:
-        pickled = ray.put(cloudpickle.dumps((self.request.cls, self.request.args, self.request.kwargs)))
+        pickled_class = ray.put(pickled((self.request.cls, self.request.args, self.request.kwargs)))
         late = {"MASTER_ADDR": master, "MASTER_PORT": str(port)}
         paths = [os.path.abspath(path) for path in sys.path]
         refs = []
@@ -287,32 +298,32 @@ class _Launch:
             context = WorkerContext(
                 self.name, placement, len(self.processes), self.cluster.namespace, master, port, given
             )
-            refs.append(handle.construct.remote(pickled, context, late, paths))
+            refs.append(handle.construct.remote(pickled_class, context, late, paths))
         self._all(group, refs, "its constructor")
 
-    def _all(self, group: WorkerGroup, refs: Sequence[ray.ObjectRef], what: str) -> list[Any]:
-        """The values of all ranks, or a launch error with the first cause."""
+    def _all(self, group: WorkerGroup, refs: Sequence[ray.ObjectRef[Any]], what: str) -> list[Any]:
+        """Wait for all ranks and return their values; raise ``LaunchError`` with the first failure, or at the timeout."""
         left = list(refs)
         while left:
             self.cluster.check_open()
-            patience = self.deadline - time.monotonic()
-            ready, left = ray.wait(left, num_returns=len(left), timeout=min(1.0, max(0.0, patience)))
+            left_s = self.deadline - time.monotonic()
+            ready, left = ray.wait(left, num_returns=len(left), timeout=min(1.0, max(0.0, left_s)))
             for ref in ready:
                 try:
                     ray.get(ref)
                 except ray.exceptions.RayError as error:
                     failure = failure_of(group, refs.index(ref), error, what)
                     message = f"{self.name} was not launched: {failure.findings[0].message}"
-                    trace = tuple(failure.remote_traceback.splitlines()[-30:])
+                    trace = tuple(failure.remote_traceback.splitlines()[-TRACE_LINES:])
                     raise LaunchError([Finding("W102", message, context=trace)]) from failure
-            if left and patience <= 0:
+            if left and left_s <= 0:
                 ranks = [refs.index(ref) for ref in left]
                 nodes = sorted({group.node_rank_of(rank) for rank in ranks})
                 message = (
                     f"{self.name}: {len(left)} of {len(refs)} workers were still {what} after {self.timeout_s:g} s "
                     f"(ranks {ranks[:16]}, nodes {nodes[:16]})"
                 )
-                fixes = (Fix("give them longer", "ROOST_LAUNCH_TIMEOUT_S=1800"),)
+                fixes = (Fix("allow more time", "ROOST_LAUNCH_TIMEOUT_S=1800"),)
                 raise LaunchError([Finding("W103", message, fixes=fixes)])
         values: list[Any] = ray.get(list(refs))
         return values
@@ -349,11 +360,13 @@ class _Launch:
         collectives.register(self.name, binding.master_address, binding.master_port, len(workers))
 
     def _undo(self) -> None:
-        if not self.cluster.is_open:  # everything ended with the connection
+        if not self.cluster.is_open:  # the workers and the reservation ended with the connection
             return
         end_workers([(handle, None) for handle in self.handles])
-        with contextlib.suppress(ClusterError):
+        try:
             ask_managers(self.cluster.managers, "remove_group", self.name)
+        except ClusterError as error:  # the launch has another error, which is raised
+            logger.warning("the group %s could not be unregistered: %s", self.name, error.findings[0].message)
         if self.token:
             self.cluster.release(self.token)
 
@@ -368,7 +381,7 @@ def _whereabouts(process: Process) -> dict[str, Any]:
 
 
 def _plan_of_one(cluster: Cluster, strategy: PlacementStrategy | None, name: str, isolate: bool) -> Plan:
-    """A plan of one component: every launch goes through a plan."""
+    """Return a plan of one component: every launch goes through a plan."""
     if strategy is None:
         total = cluster.num_accelerators
         strategy = PackedPlacementStrategy(0, total - 1) if total else NodePlacementStrategy([0])
@@ -380,7 +393,7 @@ def _plan_of_one(cluster: Cluster, strategy: PlacementStrategy | None, name: str
 
 
 def _methods(cls: type) -> list[str]:
-    """The public methods of a worker class: those that a group can call."""
+    """Return the public methods of a worker class, which a group can call."""
     names = []
     for name, value in inspect.getmembers(cls, callable):
         if not name.startswith("_") and getattr(Worker, name, None) is not value and not hasattr(Worker, name):
@@ -389,12 +402,12 @@ def _methods(cls: type) -> list[str]:
 
 
 def _has_coroutines(cls: type) -> bool:
-    """Whether a group can call a method of a worker class that is ``async def``."""
+    """Return whether a public method of a worker class is ``async def``."""
     return any(inspect.iscoroutinefunction(getattr(cls, name)) for name in _methods(cls))
 
 
 def _clashes(cls: type) -> list[str]:
-    """Methods of a worker class whose names are those of a group's own methods and attributes."""
+    """Return the methods of a worker class that have the name of a method or attribute of ``WorkerGroup``."""
     own = {name for name in (*dir(WorkerGroup), *WorkerGroup.__annotations__) if not name.startswith("_")}
     defined = {name for base in cls.__mro__ if base not in (Worker, object) for name in vars(base)}
     return sorted(name for name in own & defined if callable(getattr(cls, name)))

@@ -1,4 +1,4 @@
-"""Checks the types of a launch's options: a value in a wrong place would otherwise be taken for something else."""
+"""Checks of the options of a launch: a value in the wrong place is reported, not taken for another option."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALL = "launch(cluster, placement_strategy, name, *, isolate_accelerator, max_c
 
 
 def check_options(strategy: object, name: object, isolate_accelerator: object, max_concurrency: object) -> None:
-    """Raise ``LaunchError`` (W106) that names every option whose value is of a wrong type."""
+    """Raise ``LaunchError`` (W106) if options have values of a wrong type; it names all of them."""
     is_count = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool) and max_concurrency > 0
     options = (
         ("placement_strategy", strategy, strategy is None or isinstance(strategy, PlacementStrategy), "a strategy"),

@@ -1,18 +1,17 @@
-"""What the kernel says of a process of this node."""
+"""Processes of this node: their identity, their ancestors, and ending exactly the one that is meant."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["ProcessFacts", "kill_if_same", "look_at"]
+import psutil
 
-PF_EXITING = 0x4
-"""A flag of a process that has begun to end: its memory goes before it does."""
+__all__ = ["ProcessFacts", "kill_if_same", "look_at", "raylet_of"]
+
+SAME_S = 0.05
+"""Largest difference of two readings of one process's start; the kernel counts starts in hundredths of a second."""
 
 
 @dataclass(frozen=True)
@@ -20,37 +19,67 @@ class ProcessFacts:
     """A process, at one moment.
 
     Attributes:
-        name: The first letters of its name.
-        parent: The process that started it, or took it over.
-        started: When it began; tells it from another that has its number later.
-        is_alive: Whether it runs, and has not begun to end.
+        name: Its name, as the kernel has it.
+        command: Its command line; empty if it is not readable.
+        started: When it started, in seconds after the boot of its node. Tells it from a later process with its pid.
+        is_alive: Whether it runs and has not begun to end.
     """
 
     name: str
-    parent: int
-    started: int
+    command: str
+    started: float
     is_alive: bool
+
+    def is_same(self, started: float) -> bool:
+        """Return whether this is the process with a pid that started then."""
+        return abs(self.started - started) <= SAME_S
 
 
 def look_at(pid: int) -> ProcessFacts | None:
-    """The facts of a process; nothing where there is none, or none that can be seen from here."""
+    """Return the facts of a process; ``None`` if there is none that is visible from here."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            started = _started(process)
+            has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            try:
+                words = process.cmdline()
+            except psutil.AccessDenied:
+                return ProcessFacts(process.name(), "", started, not has_ended)
+            # A process that ends loses its memory, and with it its command line, before it becomes a zombie.
+            return ProcessFacts(process.name(), " ".join(words).strip(), started, bool(words) and not has_ended)
+    except psutil.Error:
         return None
-    fields = text.rpartition(")")[2].split()  # from its state on; a name may have anything in it
-    is_alive = fields[0] not in ("Z", "X") and not int(fields[6]) & PF_EXITING
-    return ProcessFacts(text.partition("(")[2].rpartition(")")[0], int(fields[1]), int(fields[19]), is_alive)
 
 
-def kill_if_same(processes: Iterable[tuple[int, int]]) -> None:
-    """Kill processes of this node by SIGKILL; those whose start time is another one are not meant, and live on.
+def _started(process: psutil.Process) -> float:
+    """Return when a process started, in seconds after boot.
+
+    ``create_time`` adds the time of the boot, which moves when the clock of the node is set; without that, the value
+    is the same for every reader at any time.
+    """
+    boot = psutil.boot_time()  # first: psutil before 7 adds the value that this call has stored
+    return round(process.create_time() - boot, 2)
+
+
+def kill_if_same(processes: Iterable[tuple[int, float]]) -> None:
+    """Kill processes of this node by SIGKILL; pids that belong to other processes by now are passed over.
 
     Args:
-        processes: Process id and start time of each, as :func:`look_at` gives it.
+        processes: The pid of each process, and its start as in :class:`ProcessFacts`.
     """
     for pid, started in processes:
         facts = look_at(pid)
-        if facts is not None and facts.started == started:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        if facts is not None and facts.is_same(started):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+                psutil.Process(pid).kill()
+
+
+def raylet_of(pid: int) -> int:
+    """Return the pid of the raylet from which a process descends, or which it is; 0 if there is none."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.parents()]
+        return next((one.pid for one in family if one.name() == "raylet"), 0)
+    except psutil.Error:
+        return 0

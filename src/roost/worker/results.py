@@ -1,11 +1,11 @@
-"""The result of a call on a group."""
+"""The result of a call on a worker group: wait for its values, iterate over them, or await them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -23,113 +23,141 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupResult", "LaneResult", "failure_of"]
 
-SLICE_S = 2.0
-"""How often a call that waits looks whether its cluster is still there."""
-LOOK_S = 1.0
-"""Seconds before a timeout at which ranks that are late are asked what they are doing."""
+CHECK_EVERY_S = 2.0
+"""Seconds between two checks, during a wait, that the cluster is still open."""
+ASK_BEFORE_S = 1.0
+"""Seconds before a timeout at which late ranks are asked for their state."""
 MAX_NAMED = 8
-"""How many ranks that are late an error names."""
+"""Largest number of late ranks that an error describes."""
 GRACE_S = 0.4
-"""Seconds that the error of a timeout may come late, to wait for what they answer."""
+"""Seconds that a timeout error may come late while the states of late ranks arrive."""
+FIND_FAILED_S = 5.0
+"""Seconds to look for the rank whose call failed."""
 
 
 class GroupResult:
-    """What a call on a group will give: one value per rank.
+    """The future values of a call on a worker group, one per called rank.
 
-    Iterate over it for ``(rank, value)`` as ranks finish.
+    ``result.wait()`` and ``await result`` return all values in rank order; ``result.as_completed()`` yields them in
+    completion order. The call runs on, whatever happens to this object.
+
+    Attributes:
+        refs: One Ray reference per called rank, in rank order; ``ray.get`` returns the plain values.
     """
 
-    def __init__(self, group: WorkerGroup, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef]) -> None:
+    def __init__(
+        self, group: WorkerGroup, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]], call_id: str
+    ) -> None:
         self._group = group
         self._method = method
         self._ranks = list(ranks)
+        self._call_id = call_id
         self.refs = list(refs)
-        self._values: list[tuple[Any, float]] | None = None
+        self._values: list[Any] | None = None
 
-    def wait(self, timeout: float | None = None) -> list[Any]:
-        """The value of each rank, in rank order.
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the value of each rank, in rank order.
 
-        Without a timeout it waits as long as every rank is alive: a death ends it.
+        Without a timeout this blocks as long as every rank is alive; the death of a rank ends it. After a timeout the
+        call still runs, and this method can be called again.
 
         Raises:
-            WorkerError: Where a worker raised; with its rank, node and traceback.
-            WorkerDiedError: Where a worker or its node is gone.
-            CallTimeoutError: Where the timeout ran out; it says who is still busy.
+            WorkerError: A worker raised an exception (W201); it has the rank, the node and the remote traceback.
+            WorkerDiedError: A worker or its node died (W202, W205).
+            CallTimeoutError: Ranks did not finish in time (W203); it says what they are doing.
         """
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        limit_s, look_s = SLICE_S, deadline - min(LOOK_S, (timeout or 0.0) / 2)
-        asked: dict[int, ray.ObjectRef] = {}
+        deadline = _deadline(timeout_s)
+        slice_s, ask_at = CHECK_EVERY_S, deadline - min(ASK_BEFORE_S, (timeout_s or 0.0) / 2)
+        asked: dict[int, ray.ObjectRef[Any]] = {}
         while self._values is None:
             self._group._check_open()
-            left_s = max(0.0, look_s - time.monotonic())
+            left_s = max(0.0, ask_at - time.monotonic())
             try:
-                self._values = ray.get(self.refs, timeout=min(limit_s, left_s))
+                self._values = ray.get(self.refs, timeout=min(slice_s, left_s))
             except GetTimeoutError:
-                if self._have_ended():  # a wait that times out starts the transfer of large values anew
-                    limit_s, look_s = 86_400.0, deadline
-                if time.monotonic() >= deadline:
-                    raise self._late(timeout, asked) from None
-                if time.monotonic() >= look_s:
-                    asked, look_s = self._ask_late(), deadline
+                if self._have_finished():  # ray.get starts the transfer of large values anew after each timeout
+                    slice_s, ask_at = 86_400.0, deadline
+                if timeout_s is not None and time.monotonic() >= deadline:
+                    raise self._late(timeout_s, asked) from None
+                if time.monotonic() >= ask_at:
+                    asked, ask_at = self._ask_late(), deadline
             except RayError as error:
                 raise self._failure(error) from _cause(error)
-        return [value for value, _ in self._values]
-
-    def _have_ended(self) -> bool:
-        ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
-        return len(ready) == len(self.refs)
-
-    def _ask_late(self) -> dict[int, ray.ObjectRef]:
-        """Ask ranks that are late what they are doing."""
-        _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
-        return self._group.ask_states([self._ranks[self.refs.index(ref)] for ref in late[:MAX_NAMED]])
+        return list(self._values)
 
     def done(self) -> bool:
-        """Whether every rank has finished, well or not."""
+        """Return at once whether every rank has finished, with a value or an error."""
         if self._values is not None:
             return True
         self._group._check_open()
-        return self._have_ended()
+        return self._have_finished()
 
-    async def async_wait(self) -> list[Any]:
-        """As :meth:`wait`, for code that runs in an event loop."""
+    def as_completed(self, timeout_s: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield ``(rank, value)`` in the order in which ranks finish.
+
+        Args:
+            timeout_s: Seconds, from the first value asked for, in which all ranks must finish; default: as long as
+                they are alive.
+
+        Raises:
+            WorkerError: See :meth:`wait`; it is raised when the failed rank's turn comes.
+            WorkerDiedError: See :meth:`wait`.
+            CallTimeoutError: See :meth:`wait`.
+        """
+        deadline = _deadline(timeout_s)
+        rank_of = dict(zip(self.refs, self._ranks, strict=True))
+        left = list(self.refs)
+        while left:
+            self._group._check_open()
+            slice_s = max(0.0, min(CHECK_EVERY_S, deadline - time.monotonic()))
+            ready, left = ray.wait(left, num_returns=1, timeout=slice_s)
+            for ref in ready:
+                try:
+                    yield rank_of[ref], ray.get(ref)
+                except RayError as error:
+                    raise failure_of(self._group, rank_of[ref], error, f"{self._method}()") from _cause(error)
+            if timeout_s is not None and not ready and time.monotonic() >= deadline:
+                raise self._late(timeout_s, self._ask_late())
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        """Return what :meth:`wait` returns, without blocking the running event loop."""
+        return self._wait_in_loop().__await__()
+
+    async def _wait_in_loop(self) -> list[Any]:
         if self._values is None:
             waiting = asyncio.gather(*self.refs)
             try:
                 while not waiting.done():
                     self._group._check_open()
-                    await asyncio.wait([waiting], timeout=SLICE_S)
+                    await asyncio.wait([waiting], timeout=CHECK_EVERY_S)
                 self._values = list(waiting.result())
             except RayError as error:
                 raise self._failure(error) from _cause(error)
             finally:
                 waiting.cancel()
-        return [value for value, _ in self._values]
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        rank_of = dict(zip(self.refs, self._ranks, strict=True))
-        left = list(self.refs)
-        while left:
-            self._group._check_open()
-            ready, left = ray.wait(left, num_returns=1, timeout=SLICE_S)
-            for ref in ready:
-                try:
-                    yield rank_of[ref], ray.get(ref)[0]
-                except RayError as error:
-                    raise failure_of(self._group, rank_of[ref], error, f"{self._method}()") from _cause(error)
-
-    def __len__(self) -> int:
-        return len(self.refs)
+        return list(self._values)
 
     @property
     def timings_s(self) -> list[float]:
-        """How long the call took on each rank; waits for it."""
+        """Seconds that the call took in each worker, in rank order; blocks until the call has finished.
+
+        A worker remembers its last 1000 calls; the value is ``nan`` for an older one.
+        """
         self.wait()
-        return [seconds for _, seconds in self._values or []]
+        return self._group._durations_of(self._ranks, self._call_id)
+
+    def _have_finished(self) -> bool:
+        ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        return len(ready) == len(self.refs)
+
+    def _ask_late(self) -> dict[int, ray.ObjectRef[Any]]:
+        """Ask late ranks for their state; return a reference by rank at once."""
+        _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=0, fetch_local=False)
+        return self._group.ask_states([self._ranks[self.refs.index(ref)] for ref in late[:MAX_NAMED]])
 
     def _failure(self, error: RayError) -> RoostError:
-        """The error of the rank that failed: the first one that is known to have."""
-        deadline = time.monotonic() + 5.0
+        """Return the error of the first rank that is known to have failed."""
+        deadline = time.monotonic() + FIND_FAILED_S
         while time.monotonic() < deadline:
             ready, _ = ray.wait(self.refs, num_returns=len(self.refs), timeout=0.05)
             for ref in ready:
@@ -140,18 +168,22 @@ class GroupResult:
                     return failure_of(self._group, rank, found, f"{self._method}()")
         return WorkerError([Finding("W201", f"{self._group.name}.{self._method}() failed: {error}")])
 
-    def _late(self, timeout: float, asked: Mapping[int, ray.ObjectRef]) -> CallTimeoutError:
+    def _late(self, timeout_s: float, asked: Mapping[int, ray.ObjectRef[Any]]) -> CallTimeoutError:
+        """Return the error of a timeout, with the states of the late ranks that were asked."""
         _, late = ray.wait(self.refs, num_returns=len(self.refs), timeout=0)
         ranks = {self._ranks[self.refs.index(ref)] for ref in late}
         states = self._group.read_states({rank: ref for rank, ref in asked.items() if rank in ranks}, GRACE_S)
-        lines = tuple(f"rank {state['rank']}: {_doing(state)}" for state in states)
-        message = f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within {round(timeout, 2):g} s"
-        fixes = (Fix("see where they are", "group.stacks()"),)
+        lines = tuple(f"rank {state['rank']}: {_activity(state)}" for state in states)
+        message = (
+            f"{self._group.name}.{self._method}(): {len(late)} of {len(self.refs)} ranks did not end within "
+            f"{round(timeout_s, 2):g} s"
+        )
+        fixes = (Fix("see the Python stacks of a worker", "group.stacks(rank)"),)
         return CallTimeoutError([Finding("W203", message, context=lines, fixes=fixes)])
 
 
 class LaneResult:
-    """What a call through a lane will give; it is waited for like others."""
+    """The future value of a call of one worker through its lane; waited for like a :class:`GroupResult`."""
 
     def __init__(self, group: WorkerGroup, method: str, rank: int, call: LaneCall) -> None:
         self._group = group
@@ -159,39 +191,40 @@ class LaneResult:
         self._rank = rank
         self._call = call
 
-    def wait(self, timeout: float | None = None) -> list[Any]:
-        """As :meth:`GroupResult.wait`."""
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Return a list with the one value; see :meth:`GroupResult.wait`."""
         group, rank = self._group, self._rank
-        what = f"{group.name}[{rank}] on node {group.node_rank_of(rank)}"
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        try:
-            while True:
-                try:
-                    return [self._call.result(max(0.0, min(SLICE_S, deadline - time.monotonic())))]
-                except TimeoutError as error:
-                    if error.errno or time.monotonic() >= deadline:
-                        raise
-                    group._check_open()
-        except LaneError as error:
-            message = f"{what}: {self._method}() raised {describe_error(error.cause)}"
-            finding = Finding("W201", message)
-            raise WorkerError([finding], group.name, rank, group.node_rank_of(rank), error.trace) from error.cause
-        except (OSError, EOFError) as error:
-            if isinstance(error, TimeoutError) and not error.errno:  # with a number, the connection timed out
-                message = f"{group.name}.{self._method}(): rank {rank} did not end within {timeout:g} s"
-                raise CallTimeoutError([Finding("W203", message)]) from None
-            raise _death(group, rank, f"{self._method}()", "its connection has ended") from error
+        where = f"{group.name}[{rank}] on node {group.node_rank_of(rank)}"
+        deadline = _deadline(timeout_s)
+        while True:
+            try:
+                return [self._call.result(max(0.0, min(CHECK_EVERY_S, deadline - time.monotonic())))]
+            except LaneError as error:
+                message = f"{where}: {self._method}() raised {describe_error(error.cause)}"
+                finding = Finding("W201", message)
+                raise WorkerError([finding], group.name, rank, group.node_rank_of(rank), error.trace) from error.cause
+            except (OSError, EOFError) as error:
+                if not isinstance(error, TimeoutError) or error.errno:  # with a number, the connection timed out
+                    raise _death(group, rank, f"{self._method}()", "its connection has ended") from error
+                if timeout_s is not None and time.monotonic() >= deadline:
+                    message = f"{group.name}.{self._method}(): rank {rank} did not end within {timeout_s:g} s"
+                    raise CallTimeoutError([Finding("W203", message)]) from None
+                group._check_open()
 
     def done(self) -> bool:
-        """Whether it has finished, well or not."""
+        """Return at once whether the call has finished, with a value or an error."""
         return self._call.done()
 
     def forget(self) -> None:
-        """Nobody wants what it gives."""
+        """Discard the value when it arrives; this result must not be used any more."""
         self._call.forget()
 
 
-def _doing(state: dict[str, Any]) -> str:
+def _deadline(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _activity(state: Mapping[str, Any]) -> str:
     if state["state"] == "busy":
         return f"busy in {state['call']}() for {state['since_s']:.1f} s"
     return "does not answer" if state["state"] == "silent" else str(state["state"])
@@ -203,22 +236,29 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def failure_of(group: WorkerGroup, rank: int, error: BaseException, what: str) -> WorkerError:
-    """A failed call as an error of Roost: an exception, or a death."""
+    """Return an error of Ray as an error of Roost: an exception in the worker, or the death of the worker.
+
+    Args:
+        group: The worker group.
+        rank: The rank that failed.
+        error: What ``ray.get`` raised.
+        what: What the worker was doing, such as ``"step()"``.
+    """
     node_rank = group.node_rank_of(rank)
     where = f"{group.name}[{rank}] on node {node_rank}"
     if isinstance(error, RayTaskError):
         cause = _cause(error)
         kind = type(cause).__name__ if cause is not None else "an exception"
         message = f"{where}: {what} raised {kind}: {_first_line(cause)}"
-        return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _plain(str(error)))
+        return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _without_colours(str(error)))
     if isinstance(error, RaySystemError) or type(error).__name__ == "UnserializableException":  # the latter: Ray 2.50
         message = f"{where}: {what} raised an exception, or returned a value, that cannot be loaded here"
-        return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _plain(str(error)))
+        return WorkerError([Finding("W201", message)], group.name, rank, node_rank, _without_colours(str(error)))
     return _death(group, rank, what, _first_line(error))
 
 
 def _death(group: WorkerGroup, rank: int, what: str, reason: str) -> WorkerDiedError:
-    """The error of a rank that is gone; it says so where the rank's whole node is."""
+    """Return the error of a dead rank: W205 if its node is lost, else W202."""
     node_rank = group.node_rank_of(rank)
     where = f"{group.name}[{rank}] on node {node_rank}"
     for lost in group._lost_nodes([node_rank]):
@@ -234,8 +274,7 @@ def _death(group: WorkerGroup, rank: int, what: str, reason: str) -> WorkerDiedE
     return WorkerDiedError([Finding("W202", message, fixes=fixes)], group.name, rank, node_rank)
 
 
-def _plain(text: str) -> str:
-    """Without colours."""
+def _without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 

@@ -1,7 +1,8 @@
-"""The calls of all ranks of all jobs, by one clock."""
+"""Timelines: the recent calls of all ranks of all jobs, on the clock of this process."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +14,24 @@ from roost.worker.watch import WatchedJob, WatchedRank, Watcher
 
 __all__ = ["collect_timelines"]
 
+logger = logging.getLogger("roost")
+
 CLOCK_ROUNDS = 5
+"""How often the clock of a node is read; the quickest round trip counts."""
 CLOCK_TIMEOUT_S = 2.0
 CLOCK_TRIES = 3
-"""How many ranks of a node are asked for its clock before it counts as silent."""
+"""Number of ranks of a node that are asked for its clock until one answers."""
 
 
 def collect_timelines(last_s: float, timeout_s: float = 30.0) -> tuple[list[RankTimeline], list[str]]:
-    """The calls of the last seconds of every rank, and the ranks that did not answer, as ``group[rank]``.
+    """Return the calls of every rank in the last seconds, and the names (``group[rank]``) of ranks that did not answer.
 
-    Times are those of this process's clock: the clock of each node is asked for, and how far it was off in
-    the middle of the quickest round trip is taken off.
+    Times are on this process's clock. The offset of a node's clock is measured in the middle of the quickest of
+    :data:`CLOCK_ROUNDS` round trips, and subtracted.
+
+    Args:
+        last_s: Seconds to look back.
+        timeout_s: Seconds to wait for the timelines.
     """
     jobs = Watcher().refresh()
     timelines: list[RankTimeline] = []
@@ -34,7 +42,7 @@ def collect_timelines(last_s: float, timeout_s: float = 30.0) -> tuple[list[Rank
         refs = [ref for _, _, ref in asked if ref is not None]
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
         for group, rank, ref in asked:
-            answer = _answer(ref) if ref in ready else None
+            answer = _answer(ref) if ref is not None and ref in ready else None
             if answer is None:
                 silent.append(f"{group}[{rank.last.rank}]")
                 continue
@@ -44,6 +52,7 @@ def collect_timelines(last_s: float, timeout_s: float = 30.0) -> tuple[list[Rank
 
 
 def _ask(job: WatchedJob, last_s: float) -> list[tuple[str, WatchedRank, Any]]:
+    """Ask every rank for its timeline; return its group, the rank, and the reference (``None`` if it has no actor)."""
     asked = []
     for group, (_, _, ranks) in job.groups.items():
         for rank in ranks:
@@ -51,10 +60,11 @@ def _ask(job: WatchedJob, last_s: float) -> list[tuple[str, WatchedRank, Any]]:
     return asked
 
 
-def _answer(ref: Any) -> dict[str, Any] | None:
+def _answer(ref: ray.ObjectRef[Any]) -> dict[str, Any] | None:
     try:
         answer: dict[str, Any] = ray.get(ref)
-    except ray.exceptions.RayError:
+    except ray.exceptions.RayError as error:
+        logger.debug("a rank did not give its timeline: %s", error)
         return None
     return answer
 
@@ -66,7 +76,7 @@ def _timeline(job: str, group: str, rank: WatchedRank, answer: dict[str, Any], o
 
 
 def _clock_offsets(ranks: Sequence[WatchedRank]) -> dict[int, float]:
-    """How far the clock of each node is ahead of this process's, as far as its ranks answer."""
+    """Return the seconds by which the clock of each node is ahead of this process's; nodes that do not answer are left out."""
     by_node: dict[int, list[WatchedRank]] = {}
     for rank in ranks:
         by_node.setdefault(rank.last.node_rank, []).append(rank)
@@ -87,7 +97,8 @@ def _clock_offset(handle: Any) -> float | None:
         start = time.perf_counter()
         try:
             there = float(ray.get(handle.clock.remote(), timeout=CLOCK_TIMEOUT_S))
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayError as error:
+            logger.debug("a rank did not give the clock of its node: %s", error)
             return offset
         trip = time.perf_counter() - start
         if trip < quickest:

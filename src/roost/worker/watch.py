@@ -1,7 +1,8 @@
-"""Watching jobs: what every rank is doing, at the cost of one small call to each on its control lane."""
+"""Watching jobs: the state of every rank, at the cost of one small call to each rank's control methods."""
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,21 @@ from roost.cluster.nodes import NodeInfo
 from roost.hardware.accelerators import Usage
 from roost.plan.states import AcceleratorStatus, CallError, GroupStatus, JobStatus, NodeStatus, RankStatus
 
-__all__ = ["QUESTIONS_PER_NODE", "WatchedRank", "Watcher"]
+__all__ = ["QUESTIONS_PER_NODE", "WatchedJob", "WatchedRank", "Watcher"]
+
+logger = logging.getLogger("roost")
 
 QUESTIONS_PER_NODE = 4.0
-"""How many ranks of a node are asked in a second by who looks again and again.
+"""Number of ranks of a node that a repeated watch asks per second.
 
-An answer costs a rank about a millisecond, nearly all of it Ray's; so this keeps watching under 1 % of a
-core on each node. Ranks take turns: eight on a node are each asked every two seconds.
+An answer costs a rank about a millisecond, nearly all of it in Ray, so watching stays under 1 % of a core on each node.
+Ranks take turns: eight ranks on a node are each asked every two seconds.
 """
 GROUPS_EVERY_S = 2.0
-"""How often one who looks again and again asks for groups that came or went."""
+"""Seconds between two questions of a repeated watch for new and ended groups."""
 
 LIST_EVERY_S = 5.0
-"""How often it is looked for jobs that are new: Ray then lists every actor that has a name."""
+"""Seconds between two searches for new jobs; each makes Ray list all named actors."""
 
 
 @dataclass
@@ -35,14 +38,14 @@ class WatchedRank:
     """A rank, and how it is reached.
 
     Attributes:
-        actor: The name of its actor.
-        last: What is known of it.
-        is_registered: Whether its launch is over.
-        handle: Its actor, once that was found.
-        asked: What it was asked and has not answered.
-        asked_at: When.
-        answered_at: When it last answered.
-        usage: What it said of the accelerators of its node when it was last asked.
+        actor: Name of its actor.
+        last: Its last known status.
+        is_registered: Whether its launch has ended.
+        handle: Its actor, once found.
+        asked: Reference of the question that it has not answered yet.
+        asked_at: When it was last asked, on the monotonic clock.
+        answered_at: When it last answered, on the monotonic clock; 0 for never.
+        usage: Usage of its node's accelerators, if its last answer had it.
     """
 
     actor: str
@@ -56,11 +59,11 @@ class WatchedRank:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is gone; workers are never restarted."""
+        """Whether the worker has ended; workers are never restarted."""
         return self.last.state == "dead"
 
     def status(self) -> RankStatus:
-        """What is known of it; what it was doing when it last answered it does still, as far as is known."""
+        """Return the status now: the last known one, with the time since then added to its durations."""
         last, age_s = self.last, time.monotonic() - self.answered_at
         if not self.answered_at or last.state not in ("busy", "starting", "ready"):
             return last
@@ -71,32 +74,43 @@ class WatchedRank:
         )
 
     def die(self, reason: str) -> None:
-        """Notes that it is gone."""
+        """Record that the worker has ended."""
         self.last = replace(self.last, state="dead", reason=reason, running=0)
         self.handle = self.asked = None
         self.usage = []
 
 
 class WatchedJob:
-    """One job: its managers, and its ranks by group."""
+    """One job: its managers, and its ranks by group.
+
+    Attributes:
+        namespace: Namespace of the job.
+        managers: The actor of its managers.
+        groups: Name of a group → its id, the name of its class, its ranks.
+        was_asked: Whether its ranks were asked before.
+    """
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.managers = ray.get_actor(MANAGERS, namespace=namespace)
-        self.groups: dict[str, tuple[str, str, list[WatchedRank]]] = {}  # name → id, class, ranks
+        self.groups: dict[str, tuple[str, str, list[WatchedRank]]] = {}
         self.was_asked = False
         self._change = 0
         self._owner: dict[str, Any] = {}
         self._machines = ""
         self._nodes: list[NodeInfo] = []
         self._refreshed_at = float("-inf")
-        self._tellers: dict[int, WatchedRank] = {}  # node → who was last asked for its accelerators
+        self._usage_ranks: dict[int, WatchedRank] = {}  # node → the rank last asked for its accelerators
 
     def refresh_groups(self, timeout_s: float, every_s: float = 0.0) -> None:
-        """Asks the managers what changed, unless they were just asked; of the machines only the first time.
+        """Ask the managers for changed groups, and the first time for the nodes.
+
+        Args:
+            timeout_s: Seconds to wait for the managers.
+            every_s: Do nothing if the last refresh was less than so many seconds ago.
 
         Raises:
-            RayError: Where the managers are gone, or do not answer.
+            RayError: The managers have died, or do not answer in time.
         """
         if time.monotonic() - self._refreshed_at < every_s:
             return
@@ -130,14 +144,18 @@ class WatchedJob:
         return record["id"], record.get("class", ""), ranks
 
     def ranks(self) -> Iterator[WatchedRank]:
-        """All ranks of all groups."""
+        """Yield all ranks of all groups."""
         for _, _, ranks in self.groups.values():
             yield from ranks
 
     def ask(self, per_node: int | None = None) -> None:
-        """Asks every rank that owes no answer, or of each node only so many, those first that wait longest.
+        """Ask ranks for their state. Ranks with a question in flight are passed over.
 
-        One rank of each node also tells of its accelerators.
+        One rank of each node is also asked for the usage of the node's accelerators.
+
+        Args:
+            per_node: Ask at most so many ranks of a node, those first that were not asked for the longest time;
+                default all.
         """
         by_node: dict[int, list[WatchedRank]] = {}
         for rank in self.ranks():
@@ -147,17 +165,17 @@ class WatchedJob:
         for node, ranks in by_node.items():
             if per_node is not None:
                 ranks = sorted(ranks, key=lambda rank: rank.asked_at)[:per_node]
-            is_told = node not in real
+            needs_usage = node in real
             for rank in ranks:
                 if self.find(rank):
-                    if not is_told:
-                        self._tellers[node] = rank
-                    rank.asked = rank.handle.state.remote(not is_told)
+                    if needs_usage:
+                        self._usage_ranks[node] = rank
+                    rank.asked = rank.handle.state.remote(needs_usage)
                     rank.asked_at = time.monotonic()
-                    is_told = True
+                    needs_usage = False
 
     def find(self, rank: WatchedRank) -> bool:
-        """Finds the actor of a rank, if it is there."""
+        """Look up the actor of a rank; return whether it exists. A registered rank without an actor has died."""
         if rank.handle is None:
             try:
                 rank.handle = ray.get_actor(rank.actor, namespace=self.namespace)
@@ -168,7 +186,7 @@ class WatchedJob:
         return True
 
     def take(self, ready: set[Any]) -> None:
-        """Takes the answers that came; ranks whose answer did not come are silent, or still starting."""
+        """Take the answers that have arrived; registered ranks without one become ``silent``."""
         for rank in self.ranks():
             if rank.asked is None:
                 continue
@@ -187,25 +205,25 @@ class WatchedJob:
                 rank.usage = []
 
     def status(self) -> JobStatus:
-        """What is known now."""
+        """Return the status of the job as far as it is known."""
         groups = tuple(
             GroupStatus(name, tuple(rank.status() for rank in ranks), kind)
             for name, (_, kind, ranks) in self.groups.items()
         )
-        usage = {(node, used.uuid): used for node, rank in self._tellers.items() for used in rank.usage}
+        usage = {(node, used.uuid): used for node, rank in self._usage_ranks.items() for used in rank.usage}
         nodes = tuple(_node_status(node, usage) for node in self._nodes)
         return JobStatus(self._owner, self._machines, groups, nodes, time.time())
 
 
 class Watcher:
-    """Looks at all jobs of the Ray that this process joined, again and again.
+    """Observes all jobs on the Ray that this process has joined, repeatedly.
 
-    It remembers what does not change. A rank that owes an answer is not asked again, so questions do
-    not pile up in front of a worker that holds its interpreter for a long time.
+    It caches what does not change. A rank with a question in flight is not asked again, so questions do not pile up in
+    front of a worker that holds the interpreter lock for a long time.
 
     Args:
-        interval_s: How often it will look, where it is to spare the job: then ranks of a node take turns
-            (see :data:`QUESTIONS_PER_NODE`). Without it every look asks everybody.
+        interval_s: Seconds between two calls of :meth:`look`, for a repeated watch. Then the ranks of a node take turns
+            (see :data:`QUESTIONS_PER_NODE`), to spare the job. Default: every call asks all ranks.
     """
 
     def __init__(self, interval_s: float | None = None) -> None:
@@ -215,7 +233,7 @@ class Watcher:
         self._listed_at = float("-inf")
 
     def look(self, timeout_s: float = 5.0) -> list[JobStatus]:
-        """The state of every job, waiting for answers no longer than so many seconds."""
+        """Return the status of every job. Blocks at most ``timeout_s`` for the managers of each job, and again for all ranks."""
         jobs = self.refresh(timeout_s)
         for job in jobs:
             job.ask(self._per_node if job.was_asked else None)
@@ -227,16 +245,17 @@ class Watcher:
         return [job.status() for job in jobs]
 
     def refresh(self, timeout_s: float = 5.0) -> list[WatchedJob]:
-        """The jobs and their groups as they are now; what their ranks do is not asked."""
+        """Return the jobs with their groups as they are now, without asking their ranks."""
         if time.monotonic() - self._listed_at >= LIST_EVERY_S:
             self._list()
         for namespace, job in list(self._jobs.items()):
             try:
                 job.refresh_groups(timeout_s, self._groups_every_s)
             except ray.exceptions.GetTimeoutError:
-                continue  # the managers are held up: what was known of the groups still is
-            except ray.exceptions.RayError:
-                del self._jobs[namespace]  # it ended
+                continue  # the managers are busy: the last known groups stay
+            except ray.exceptions.RayError as error:
+                logger.debug("the job in the namespace %r has ended: %s", namespace, error)
+                del self._jobs[namespace]
                 self._listed_at = float("-inf")
         return [job for _, job in sorted(self._jobs.items()) if job._owner]
 
@@ -246,7 +265,7 @@ class Watcher:
             try:
                 self._jobs[namespace] = WatchedJob(namespace)
             except ValueError:
-                continue  # it ended while we looked
+                continue  # the job has ended since the actors were listed
         self._listed_at = time.monotonic()
 
 
@@ -270,7 +289,7 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Why Ray says that an actor is gone, without its advice."""
+    """Return the reason that Ray gives for the death of an actor, without Ray's advice."""
     text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
     detail = re.search(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes|$)", text)
     if detail is not None:

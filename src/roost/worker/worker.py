@@ -1,4 +1,4 @@
-"""``Worker``: what users derive their workers from."""
+"""``Worker``: the base class of users' workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _leases: list[PortLease] = []
 
 
 class Worker:
-    """A process of a group. Derive from it, and launch a group::
+    """A process of a worker group. Derive from it, and launch a group::
 
         class Trainer(Worker):
             def hello(self):
@@ -30,21 +30,21 @@ class Worker:
         group = Trainer.create_group().launch(cluster)
         group.hello().wait()
 
-    Everything here is known before the constructor of a subclass runs.
+    All properties are available in the constructor of a subclass.
     """
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupRequest:
-        """A group of such workers, to be launched; the arguments are those of the constructor."""
+        """Return a group of such workers that can be launched; the arguments are those of the constructor."""
         from roost.worker.launch import GroupRequest
 
         return GroupRequest(cls, args, kwargs)
 
-    # Who it is -----------------------------------------------------------------------------
+    # Identity ------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """Rank in the group."""
+        """Rank of this worker in the group."""
         return current_context().placement.rank
 
     @property
@@ -54,42 +54,42 @@ class Worker:
 
     @property
     def local_rank(self) -> int:
-        """Index among the group's workers on this node."""
+        """Index of this worker among the group's workers on its node."""
         return current_context().placement.local_rank
 
     @property
     def local_world_size(self) -> int:
-        """How many of those there are."""
+        """Number of the group's workers on this node."""
         return current_context().placement.local_world_size
 
     @property
     def node_rank(self) -> int:
-        """Index of the node among those that the group uses."""
+        """Index of this worker's node among the nodes that the group uses."""
         return current_context().placement.placement_node_rank
 
     @property
     def cluster_node_rank(self) -> int:
-        """Rank of the node in the cluster."""
+        """Rank of this worker's node in the cluster."""
         return current_context().placement.cluster_node_rank
 
     @property
     def local_accelerator_rank(self) -> int:
-        """First accelerator on the node that this worker uses; -1 for none."""
+        """Index on the node of the first accelerator that this worker uses; -1 for none."""
         return current_context().placement.local_accelerator_rank
 
     @property
     def accelerator_type(self) -> AcceleratorType:
-        """Vendor of the node's accelerators."""
+        """Type of the node's accelerators: their vendor."""
         return current_context().placement.accelerator_type
 
     @property
     def hardware_ranks(self) -> tuple[int, ...]:
-        """Node-local ranks of the resources that it was given."""
+        """Indices on the node of the hardware assigned to this worker: accelerators, or robots and the like."""
         return current_context().placement.local_hardware_ranks
 
     @property
     def hardware(self) -> tuple[Mapping[str, Any], ...]:
-        """Fields of the robots or other hardware that it was given, as the job configured them."""
+        """Fields of the robots or other hardware assigned to this worker, as the job configured them."""
         return current_context().hardware
 
     @property
@@ -102,61 +102,67 @@ class Worker:
     _local_rank = local_rank
     _node_rank = node_rank
 
-    # Whom it knows -------------------------------------------------------------------------
+    # Other processes of the job ------------------------------------------------------------
 
     @property
     def worker_manager(self) -> WorkerManager:
-        """The manager of all workers."""
+        """The manager that knows all workers of the job."""
         return WorkerManager.get_proxy(current_context().namespace)
 
     @property
     def node_manager(self) -> NodeManager:
-        """The manager of nodes."""
+        """The manager that knows the nodes of the job."""
         return NodeManager.get_proxy(current_context().namespace)
 
     @property
     def collective_manager(self) -> CollectiveManager:
-        """The manager of collective groups."""
+        """The manager that knows the collective groups of the job."""
         return CollectiveManager.get_proxy(current_context().namespace)
 
     def address_of(self, group: str, rank: int = 0) -> str | None:
-        """The address of the node that another worker is on; ``None`` where it is not known."""
+        """Return the address of another worker's node; ``None`` if there is no such worker."""
         worker = self.worker_manager.get_worker(group, rank)
         return str(worker["address"]) if worker else None
 
     def acquire_free_port(self, count: int = 1) -> int:
-        """The first of so many consecutive ports on this node, held until this process binds or ends.
+        """Lease consecutive ports on this node until this process ends; return the first.
 
-        A server that binds with ``SO_REUSEADDR`` (most do) takes it as it is.
+        A server that sets ``SO_REUSEADDR``, as most do, can bind a leased port in this process.
+
+        Args:
+            count: Number of ports.
+
+        Raises:
+            ClusterError: No such run of ports is free (R120).
         """
         lease = lease_ports(count)
         _leases.append(lease)
         return lease.port
 
-    # What it says --------------------------------------------------------------------------
+    # Status and log ------------------------------------------------------------------------
 
     def status_note(self) -> str:
-        """A line about this worker for ``roost status``; define it where there is something to tell.
+        """Return a line about this worker for ``roost status``; override it.
 
-        It is called in a thread beside the worker's calls, about once a second while somebody watches: read
-        an attribute, and never wait.
+        It is called in another thread, also during calls, about once a second while the job is watched: read an
+        attribute, and never wait.
         """
         return ""
 
     def log_debug(self, message: str) -> None:
-        """Logs with the group, the rank and the node in front."""
+        """Log a message with the prefix ``[GROUP[RANK] node NODE]``."""
         self._log(logging.DEBUG, message)
 
     def log_info(self, message: str) -> None:
-        """Logs with the group, the rank and the node in front."""
+        """Log a message with the prefix ``[GROUP[RANK] node NODE]``."""
         self._log(logging.INFO, message)
 
     def log_warning(self, message: str) -> None:
-        """Logs with the group, the rank and the node in front."""
+        """Log a message with the prefix ``[GROUP[RANK] node NODE]``."""
         self._log(logging.WARNING, message)
 
     def log_error(self, message: str) -> None:
-        """Logs with the group, the rank and the node in front."""
+        """Log a message with the prefix ``[GROUP[RANK] node NODE]``."""
         self._log(logging.ERROR, message)
 
     def _log(self, level: int, message: str) -> None:
@@ -166,7 +172,7 @@ class Worker:
 
 
 def _logger() -> logging.Logger:
-    """The logger of workers; it writes to stderr unless somebody configured logging."""
+    """Return the logger of workers; it writes to stderr unless the process has configured logging."""
     logger = logging.getLogger("roost.worker")
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -27,7 +27,7 @@ def machine() -> Iterator[roost.Cluster]:
 
 
 @pytest.fixture
-def stranger() -> Iterator[int]:
+def foreign_pid() -> Iterator[int]:
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "up\n"
@@ -35,23 +35,23 @@ def stranger() -> Iterator[int]:
     holder.communicate("")
 
 
-def test_a_stranger_is_named_with_its_pid(machine: roost.Cluster, stranger: int) -> None:
+def test_a_foreign_process_is_named_with_its_pid(machine: roost.Cluster, foreign_pid: int) -> None:
     with pytest.raises(roost.LaunchError) as caught:
         Silent.create_group().launch(machine, roost.PackedPlacementStrategy(0, 0))
     text = str(caught.value)
     print(text)
-    assert f"process {stranger} (" in text
-    assert f"kill {stranger}" in text
+    assert f"process {foreign_pid} (" in text
+    assert f"kill {foreign_pid}" in text
     assert "GiB of it" in text
 
 
-def test_one_may_launch_beside_it(machine: roost.Cluster, stranger: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_may_launch_beside_it(machine: roost.Cluster, foreign_pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOST_ALLOW_BUSY_GPUS", "1")
     with Silent.create_group().launch(machine, roost.PackedPlacementStrategy(0, 0)) as group:
         assert group.pid().wait()
 
 
-def test_workers_of_the_same_ray_are_no_strangers(machine: roost.Cluster) -> None:
+def test_workers_of_the_same_ray_are_not_foreign(machine: roost.Cluster) -> None:
     one = roost.PackedPlacementStrategy(0, 0)
     with Holding.create_group().launch(machine, one) as first, Silent.create_group().launch(machine, one) as second:
         assert first.pid().wait() != second.pid().wait()
