@@ -78,7 +78,7 @@ def test_what_others_hold_is_passed_over(job: roost.Cluster) -> None:
 
 def test_more_than_there_are_is_refused_at_once(job: roost.Cluster) -> None:
     started = time.monotonic()
-    with pytest.raises(roost.ReservationError, match="17 bundles cannot be had: 16 accelerators are registered"):
+    with pytest.raises(roost.ReservationError, match="17 bundles cannot be reserved: 16 accelerators are registered"):
         job.reserve_bundles(17, cpus=0, timeout_s=60)
     assert time.monotonic() - started < 30
 

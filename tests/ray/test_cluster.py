@@ -302,7 +302,7 @@ def test_waiting_for_nodes_ends_with_what_was_there(monkeypatch: pytest.MonkeyPa
         roost.Cluster(num_nodes=6, timeout_s=0.7)
     assert 0.6 < time.monotonic() - started < 60
     text = str(caught.value)
-    assert "6 nodes are needed, 4 registered within 0.7 s, 2 are missing" in text
+    assert "6 nodes are needed, 4 registered within 0.7 s, 2 nodes are missing" in text
     assert "registered: 127.0.0.2, 127.0.0.3, 127.0.0.4, 127.0.0.5" in text
     assert re.search(r"ray start --address=127\.0\.0\.2:\d+", text)
 

@@ -156,7 +156,7 @@ def test_what_is_not_there_is_refused_at_once(
 
 def test_more_cpus_than_a_node_has_are_refused_at_once(job: roost.Cluster) -> None:
     started = time.monotonic()
-    with pytest.raises(roost.ReservationError, match="node 1 has 2 CPUs, and 3 are wanted"):
+    with pytest.raises(roost.ReservationError, match="node 1 has 2 CPUs, and 3 are needed"):
         job.reserve({0: [0]}, {1: 3.0})
     assert time.monotonic() - started < 30
     assert ray.get(job.managers.held.remote()) == {}
@@ -172,7 +172,7 @@ def test_cpus_that_another_job_holds_are_named(
         job.reserve({0: [0], 1: ALL}, {2: 1.0}, timeout_s=1)
     assert time.monotonic() - started < 30
     assert "node 2 (127.0.0.4)" in str(caught.value)
-    assert "0 of 2 CPUs are free and 1 are wanted" in str(caught.value)
+    assert "0 of 2 CPUs are free and 1 are needed" in str(caught.value)
     assert ray.get(job.managers.held.remote()) == {}
     stranger("give_back()")
 

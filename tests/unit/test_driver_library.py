@@ -15,7 +15,7 @@ import pytest
 from nvidia_driver import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LOST, VERSION_MISMATCH, NvidiaDriver
 
 from roost.cluster.accelerators import AcceleratorFacts, accelerators_of
-from roost.cluster.doctor import _accelerators, _cards
+from roost.cluster.doctor import _accelerators, _devices
 from roost.cluster.nodes import NodeInfo
 from roost.errors import AttestationError, LaunchError
 from roost.hardware import AcceleratorType
@@ -192,9 +192,9 @@ def test_made_up_accelerators_stay_made_up_on_a_computer_with_a_gpu() -> None:
 
 def test_the_doctor_names_a_sick_gpu_by_its_index() -> None:
     found = node(3, seen())
-    rows = [(check.question, check.is_well) for check in _cards(found)]
+    rows = [(check.question, check.is_well) for check in _devices(found)]
     assert rows == [("GPU 0", True), ("GPU 1", False), ("GPU 2", True)]
-    sick = _cards(found)[1]
+    sick = _devices(found)[1]
     assert sick.finding == "GPU is lost"
     assert sick.fix == "restart Ray there without it: CUDA_VISIBLE_DEVICES=0,2 ray start …"
 

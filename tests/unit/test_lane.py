@@ -60,31 +60,31 @@ def test_who_does_not_know_the_key_is_refused() -> None:
     server.close()
 
 
-def test_an_end_that_says_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "SPARE_S", 1.0)
+def test_a_silent_server_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "REPLY_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConnectionError):
         LaneClient(LaneAddress("127.0.0.1", silent.getsockname()[1], b"key")).begin("state")
 
 
-def test_a_connection_that_has_ended_meanwhile_is_made_anew() -> None:
+def test_a_connection_that_has_ended_is_replaced() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
     client = LaneClient(server.address)
     ask(client, "state")
-    client._free[0].connection.close()
+    client._idle[0].connection.close()
     assert ask(client, "state")["ttl_s"] == 10.0
-    client._free[0].connection.close()
+    client._idle[0].connection.close()
     server.close()
     with pytest.raises(ConnectionError):
         client.begin("state")
 
 
-def test_an_answer_that_nobody_wants_is_not_given_to_the_next() -> None:
+def test_an_unwanted_reply_is_not_returned_to_the_next_call() -> None:
     server = LaneServer(LeaseLock(10.0), "127.0.0.1")
     client = LaneClient(server.address)
     first = client.begin("acquire", "exclusive", "one", 1.0)
     first.forget()
     assert ask(client, "state")["ttl_s"] == 10.0
-    assert len(client._free) == 1
+    assert len(client._idle) == 1
     server.close()
 
 

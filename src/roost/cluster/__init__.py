@@ -1,6 +1,6 @@
-"""The only place that talks to Ray about machines: find, order, reserve, hold ports.
+"""The nodes of a job on Ray: find, measure, order and reserve them, and lease ports.
 
-Names load on first use: ``runtime_folder`` and ``ports`` work without importing Ray.
+Names load on first use, so ``runtime_folder`` and ``ports`` work without importing Ray.
 """
 
 from __future__ import annotations

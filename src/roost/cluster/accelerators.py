@@ -1,8 +1,9 @@
-"""Which accelerators a node has: what Ray counts there, and what the node's driver says."""
+"""Accelerators of a node: the number that Ray counts, and the devices that the node's driver lists."""
 
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,22 +15,24 @@ from roost.hardware.accelerators import Device
 __all__ = ["MADE_UP_VARIABLE", "AcceleratorFacts", "accelerators_of", "look_at_accelerators"]
 
 MADE_UP_VARIABLE = "ROOST_MADE_UP_ACCELERATORS"
-"""Set on a raylet, to the name of a vendor: its accelerators are made up, whatever the computer really has."""
+"""Variable of a raylet, with the name of a vendor: the node's accelerators are made up, and no driver is asked."""
 
 LABEL = "ray.io/accelerator-type"
+
+logger = logging.getLogger("roost")
 
 
 @dataclass(frozen=True)
 class AcceleratorFacts:
-    """What was found on a node.
+    """What a node knows about its accelerators.
 
     Attributes:
-        devices: What the driver library lists.
-        vendor: Whose driver library that is, or whose accelerators are made up here; empty where neither is.
-        driver_error: How the driver library fails; empty where it works, or is not there.
-        is_made_up: Whether the node says that its accelerators are made up.
-        likely_vendor: Whose GPUs the node has as far as its variables, Ray and kernel drivers tell; empty where they
-            tell nothing, as on most nodes of NVIDIA's.
+        devices: The devices that the driver library lists.
+        vendor: Vendor of that driver library, or of the made-up accelerators; empty without either.
+        driver_error: How the driver library failed; empty if it works or is not installed.
+        is_made_up: Whether the node declares its accelerators as made up.
+        likely_vendor: Vendor of the node's GPUs according to its variables, Ray and kernel drivers; empty if these
+            do not tell, as on most nodes with NVIDIA GPUs.
         raylet_environment: Visible-devices variables of the raylet.
     """
 
@@ -42,7 +45,7 @@ class AcceleratorFacts:
 
 
 def look_at_accelerators(raylet_environment: Mapping[str, str]) -> AcceleratorFacts:
-    """Ask the drivers of this node; the first that has accelerators, or fails, is the node's."""
+    """Ask the driver libraries of this node; the first one that lists accelerators, or fails, is the node's."""
     made_up = raylet_environment.get(MADE_UP_VARIABLE, "")
     if made_up:
         return AcceleratorFacts(vendor=made_up, is_made_up=True, raylet_environment=raylet_environment)
@@ -52,7 +55,7 @@ def look_at_accelerators(raylet_environment: Mapping[str, str]) -> AcceleratorFa
             continue
         try:
             devices = tuple(kind.detect())
-        except Exception as error:  # also of a vendor that the user registered
+        except Exception as error:  # the user may have registered a vendor whose detection raises anything
             text = str(error.findings[0]) if isinstance(error, RoostError) else f"{type(error).__name__}: {error}"
             return AcceleratorFacts(vendor=name, driver_error=text, raylet_environment=raylet_environment)
         if devices:
@@ -69,9 +72,9 @@ def _vendors() -> Iterator[AcceleratorType]:
 
 
 def _vendor_of_variables(raylet_environment: Mapping[str, str]) -> str:
-    """The vendor whose visible-devices variable the raylet has, where it has those of one vendor only.
+    """Return the vendor whose visible-devices variable the raylet has; empty unless it is exactly one vendor.
 
-    Schedulers such as Slurm set the variables of all vendors. ``CUDA_VISIBLE_DEVICES`` is read by several.
+    Schedulers such as Slurm set the variables of all vendors, and several vendors read ``CUDA_VISIBLE_DEVICES``.
     """
     variables = {kind.visible_devices_variable for kind in _vendors()} & set(raylet_environment)
     owners = [kind.name for kind in _vendors() if {kind.visible_devices_variable} == variables]
@@ -79,10 +82,11 @@ def _vendor_of_variables(raylet_environment: Mapping[str, str]) -> str:
 
 
 def _vendor_in_ray() -> str:
-    """The vendor whose GPUs Ray itself finds on this node, by the variable that Ray would set; empty for CUDA's."""
+    """Return the vendor whose GPUs Ray detects on this node; empty for vendors that use CUDA's variable."""
     try:
         variable = visible_devices_variable()
-    except Exception:  # private to Ray; and its detection runs vendors' libraries
+    except Exception as error:  # Ray's private detection runs libraries of vendors
+        logger.debug("Ray's detection of GPUs failed: %r", error)
         return ""
     noset = f"RAY_EXPERIMENTAL_NOSET_{variable}"
     owners = [kind.name for kind in _vendors() if noset in kind.noset_variables]
@@ -90,14 +94,14 @@ def _vendor_in_ray() -> str:
 
 
 def _vendor_of_files() -> str:
-    """The vendor whose kernel driver has made its device files here."""
+    """Return the vendor whose kernel driver has device files on this node; empty if there is none."""
     return next((kind.name for kind in _vendors() if any(glob.glob(pattern) for pattern in kind.device_files)), "")
 
 
 def accelerators_of(
     resources: Mapping[str, float], labels: Mapping[str, str], facts: AcceleratorFacts
 ) -> tuple[AcceleratorType, tuple[Device, ...], bool]:
-    """Return the vendor of the accelerators that Ray counts on a node, these accelerators, and whether they are real."""
+    """Return the type of the accelerators that Ray counts on a node, the accelerators, and whether they are real."""
     models = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
     models += [labels[LABEL]] if labels.get(LABEL) else []
     kind, count = _counted(resources, models, facts)
@@ -105,7 +109,7 @@ def accelerators_of(
         return AcceleratorType.NO_ACCEL, (), False
     visible = facts.raylet_environment.get(kind.visible_devices_variable)
     ids = [item.strip() for item in visible.split(",") if item.strip()] if visible else []
-    ids = ids[:count] if len(ids) >= count else [str(i) for i in range(count)]  # Ray gives out the first ones
+    ids = ids[:count] if len(ids) >= count else [str(i) for i in range(count)]  # Ray uses the first ones
     is_real = kind.name == facts.vendor and not facts.is_made_up
     devices = [_device(item, facts) if is_real else Device(item) for item in ids]
     model = models[0] if models else ""
@@ -115,10 +119,10 @@ def accelerators_of(
 def _counted(
     resources: Mapping[str, float], models: Sequence[str], facts: AcceleratorFacts
 ) -> tuple[AcceleratorType, int]:
-    """Whose accelerators Ray counts on a node, and how many.
+    """Return the type of the accelerators that Ray counts on a node, and their number.
 
-    Several vendors' are ``GPU`` to Ray. The vendor is then that of the driver that knows them, of Ray's accelerator
-    type (a resource or a label), or the one that the node itself points at. Without any of these it is NVIDIA.
+    Ray counts the accelerators of several vendors as ``GPU``. Then the vendor comes from the driver library that lists
+    them, else from Ray's accelerator type (a resource or a label), else from ``likely_vendor``; else it is NVIDIA.
     """
     known = AcceleratorType.get(facts.vendor) if facts.devices or facts.is_made_up else None
     own = [kind for kind in _vendors() if kind.ray_resource != "GPU"]
@@ -135,7 +139,7 @@ def _is_model(model: str, kind: AcceleratorType) -> bool:
 
 
 def _device(item: str, facts: AcceleratorFacts) -> Device:
-    """The device that an item of a visible-devices variable names: a number, a UUID, or the beginning of a UUID."""
+    """Return the device that an item of a visible-devices variable names: by index, UUID, or the beginning of a UUID."""
     if facts.driver_error:
         return Device(item, fault=facts.driver_error)
     found = [device for device in facts.devices if item in (device.id, device.uuid)]

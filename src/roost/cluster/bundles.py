@@ -1,4 +1,4 @@
-"""One bundle per accelerator, for code that thinks in placement groups."""
+"""``Bundles``: a placement group with one bundle per accelerator, for code that uses Ray's placement groups directly."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["Bundles", "reserve_bundles"]
 
 @dataclass(frozen=True)
 class Bundles:
-    """A placement group of one accelerator per bundle, in the cluster's order.
+    """A placement group with one accelerator per bundle, in the cluster's order.
 
-    Entry ``i`` of each list is about the i-th accelerator: the same one on every run, whatever order
-    Ray chose.
+    Entry ``i`` of each list is about the i-th accelerator. It is the same accelerator in every run, although Ray
+    assigns accelerators to bundles in any order.
 
     Attributes:
-        placement_group: The group.
-        bundle_indices: Index of its bundle.
-        node_ranks: Rank of its node.
-        accelerator_ids: Its id on that node.
+        placement_group: Ray's placement group.
+        bundle_indices: Index of the accelerator's bundle in the placement group.
+        node_ranks: Rank of the accelerator's node.
+        accelerator_ids: Id of the accelerator on its node.
     """
 
     placement_group: PlacementGroup
@@ -44,7 +44,7 @@ class Bundles:
     accelerator_ids: tuple[str, ...]
 
     def release(self) -> None:
-        """Gives the accelerators back, and waits a moment until Ray counts them as free."""
+        """Release the accelerators, and wait up to 5 s until Ray counts them as free. Safe to call twice."""
         if not ray.is_initialized() or placement_group_table(self.placement_group).get("state") == "REMOVED":
             return
         held = len(self.bundle_indices)
@@ -56,10 +56,11 @@ class Bundles:
 
 
 def reserve_bundles(nodes: Sequence[NodeInfo], count: int, cpus: float, timeout_s: float) -> Bundles:
-    """Reserves the first so many free accelerators in cluster order, one per bundle.
+    """Reserve the first ``count`` free accelerators in cluster order, one per bundle.
 
     Raises:
-        ReservationError: Saying how many are needed, registered and free, node by node; or that Ray failed (R206).
+        ReservationError: There were not enough in time (R205), with the free and registered accelerators of each node;
+            or Ray failed (R206).
     """
     try:
         return _reserve(nodes, count, cpus, timeout_s)
@@ -101,13 +102,13 @@ def _in_order(group: PlacementGroup, nodes: Sequence[NodeInfo], owners: Sequence
 
 
 def _free_accelerators() -> float:
-    """How many accelerators Ray counts as free, on all nodes."""
+    """Return the number of accelerators that Ray counts as free, on all nodes."""
     names = {kind.ray_resource for name in AcceleratorType.names() if (kind := AcceleratorType.get(name))}
     return sum(there.get(name, 0.0) for there in free_resources().values() for name in names)
 
 
 def _first_free(nodes: Sequence[NodeInfo], count: int, cpus: float) -> list[int]:
-    """The node of each of the first so many free accelerators; empty where there are not so many."""
+    """Return the node rank of each of the first ``count`` free accelerators; empty if there are fewer."""
     free = free_resources()
     owners: list[int] = []
     for node in nodes:
@@ -120,7 +121,7 @@ def _first_free(nodes: Sequence[NodeInfo], count: int, cpus: float) -> list[int]
 
 
 def _take(nodes: Sequence[NodeInfo], owners: Sequence[int], cpus: float) -> PlacementGroup | None:
-    """A group of one bundle per owner, or nothing where somebody else was quicker."""
+    """Return a placement group with a bundle on each owner's node; ``None`` if another job took an accelerator first."""
     bundles = [
         {nodes[rank].accelerator_type.ray_resource: 1.0, **({"CPU": cpus} if cpus else {}), **pin(nodes[rank])}
         for rank in owners
@@ -147,7 +148,7 @@ def _shortage(nodes: Sequence[NodeInfo], count: int, cpus: float) -> Finding:
         )
     registered = sum(node.num_accelerators for node in nodes)
     fixes = (Fix("fewer CPUs per bundle", "reserve_bundles(n, cpus=0)"),) if cpus else ()
-    message = f"{counted(count, 'bundle')} cannot be had: {registered} accelerators are registered"
+    message = f"{counted(count, 'bundle')} cannot be reserved: {registered} accelerators are registered"
     return Finding(
         "R205", message, context=tuple(lines), rule=f"a bundle is one accelerator and {cpus:g} CPUs", fixes=fixes
     )

@@ -1,8 +1,9 @@
-"""``Cluster``: the machines of a job, on Ray."""
+"""``Cluster``: the nodes of a job, on Ray."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -15,7 +16,14 @@ from roost.cluster.bundles import Bundles, reserve_bundles
 from roost.cluster.connect import alive_nodes, connect, forget_job, remember_job, wait_for_nodes
 from roost.cluster.losses import HeadWatch, LostNode, find_lost
 from roost.cluster.manager_calls import answer_of, ask_managers, note_node
-from roost.cluster.managers import NAMESPACE_VARIABLE, find_managers, join_namespace, start_managers, wait_until_gone
+from roost.cluster.managers import (
+    MANAGERS,
+    NAMESPACE_VARIABLE,
+    find_managers,
+    join_namespace,
+    start_managers,
+    wait_until_gone,
+)
 from roost.cluster.nodes import NodeInfo, measure_nodes, order_nodes
 from roost.cluster.ray_private import connected_worker_id, id_of_actor
 from roost.cluster.request import NAMESPACE, Request, seconds_from
@@ -25,10 +33,12 @@ from roost.topology import CLUSTER, NodeGroup, Topology
 
 __all__ = ["Cluster"]
 
+logger = logging.getLogger("roost")
+
 NODE_TIMEOUT_S = 300.0
 RESERVE_TIMEOUT_S = 60.0
 RESERVE_SLACK_S = 240.0
-"""Seconds that a reservation may take beyond its timeout: the last attempt, with its probes, is not interrupted."""
+"""Seconds that a reservation may take beyond its timeout: its last attempt is not interrupted."""
 
 
 class RunningGroup(Protocol):
@@ -41,29 +51,34 @@ class RunningGroup(Protocol):
 
 
 class Cluster:
-    """The machines of a job: found, measured, put in order.
+    """The nodes of a job: found, measured and put in order.
 
-    ``Cluster(num_nodes=2)`` waits for that many nodes; ``num_nodes=0`` takes all that are there;
-    ``Cluster(cluster_cfg=cfg.cluster)`` reads the number, the node groups and the order from a job.
-    These join the Ray that was asked for (``address``, ``RAY_ADDRESS``), or start one on this machine.
-    ``Cluster()`` attaches to the job that runs, from any process; closing it leaves the job alone.
+    ``Cluster(num_nodes=2)`` waits for two nodes; ``num_nodes=0`` uses all nodes that Ray has now;
+    ``Cluster(cluster_cfg=cfg.cluster)`` reads the number, the node groups and the order from a job file. These three
+    join a Ray (``address``, ``RAY_ADDRESS``), or start one on this machine, and found a job on it.
+    ``Cluster()`` attaches to the running job from any process; closing it does not end the job.
 
-    There is one per process: asking again for the same returns it.
+    A process has at most one cluster: a second call with equal arguments returns the same object. A cluster is a
+    context manager; :meth:`close` is idempotent.
 
     Args:
-        num_nodes: How many nodes the job uses.
+        num_nodes: Number of nodes of the job; 0 for all.
         cluster_cfg: The ``cluster`` section of a job.
         address: Address of the Ray to join.
         namespace: Name of the job on that Ray; default ``ROOST_NAMESPACE``, else :attr:`NAMESPACE`.
-        timeout_s: How long to wait for nodes; default ``ROOST_NODE_TIMEOUT_S``, else 300.
-        node_order: ``address``, ``name`` or ``label:KEY``: how nodes after the head are put in order.
+        timeout_s: Seconds to wait for nodes; default ``ROOST_NODE_TIMEOUT_S``, else 300.
+        node_order: Order of the nodes after the head: ``address`` (default), ``name`` or ``label:KEY``.
 
     Raises:
-        ClusterError: Saying what was there and what was missing.
+        ClusterError: Ray or nodes are missing, or this process has another cluster; it says what was found.
     """
 
     NAMESPACE: ClassVar[str] = NAMESPACE
     _live: ClassVar[Cluster | None] = None
+    _nodes: list[NodeInfo]
+    _topology: Topology
+    _master_port: int
+    managers: ray.actor.ActorHandle[Any]
 
     def __new__(  # noqa: D102
         cls,
@@ -84,8 +99,8 @@ class Cluster:
             is_named_otherwise = namespace is not None and namespace != live.namespace
             if request == live._request or (request.is_attach and not is_named_otherwise):
                 return live
-            message = f"this process has a cluster already ({live._request}), and another was asked for ({request})"
-            fix = Fix("close that one first", "cluster.close()")
+            message = f"this process has a cluster already ({live._request}), and asks for another one ({request})"
+            fix = Fix("close the first one before", "cluster.close()")
             raise ClusterError([Finding("R111", message, rule="one cluster per process", fixes=(fix,))])
         cluster = super().__new__(cls)
         cluster._open(request, cluster_cfg, timeout_s)
@@ -124,7 +139,7 @@ class Cluster:
         handle = find_managers(self._namespace)
         if handle is None:
             message = f"no Roost job runs in the namespace {self._namespace!r}"
-            fixes = (Fix("start one", "Cluster(num_nodes=1)"), Fix("or name it", "ROOST_NAMESPACE=…"))
+            fixes = (Fix("start one", "Cluster(num_nodes=1)"), Fix("or name the namespace", "ROOST_NAMESPACE=…"))
             raise ClusterError([Finding("R102", message, fixes=fixes)])
         self.managers = handle
         methods = ("get_nodes", "get_topology", "get_master_port")
@@ -132,7 +147,7 @@ class Cluster:
         note_node(handle, self._nodes[0].address)
 
     def _found(self, request: Request, cluster_cfg: Any, timeout_s: float) -> None:
-        """Finds the nodes, measures them, and starts the managers."""
+        """Find the nodes, measure them, and start the managers."""
         started = time.monotonic()
         there = wait_for_nodes(request.num_nodes, timeout_s) if request.num_nodes else alive_nodes()
         left = max(10.0, timeout_s - (time.monotonic() - started))
@@ -148,11 +163,11 @@ class Cluster:
         self._master_port = ask_managers(self.managers, "get_master_port")
         remember_job(self._namespace, ray.get_runtime_context().gcs_address)
 
-    # What there is -------------------------------------------------------------------------
+    # Nodes ---------------------------------------------------------------------------------
 
     @property
     def topology(self) -> Topology:
-        """The nodes as the topology that plans are made on."""
+        """The topology of the nodes; plans are made on it."""
         return self._topology
 
     @property
@@ -167,7 +182,7 @@ class Cluster:
 
     @property
     def num_accelerators(self) -> int:
-        """Number of accelerators of all nodes."""
+        """Number of accelerators on all nodes together."""
         return self._topology.num_accelerators
 
     @property
@@ -177,33 +192,37 @@ class Cluster:
 
     @property
     def master_port(self) -> int:
-        """A port on node 0 that is held for the job."""
-        return int(self._master_port)
+        """A port on node 0 that is leased for the job."""
+        return self._master_port
 
     @property
     def is_attached(self) -> bool:
-        """Whether the job belongs to another process."""
+        """Whether another process owns the job."""
         return self._request.is_attach
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """What was measured on a node."""
+        """Return the measured facts of a node.
+
+        Raises:
+            ClusterError: There is no such node (R112).
+        """
         self._check_node(node_rank)
         return self._nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """The address of a node."""
+        """Return the address of a node."""
         return self.get_node_info(node_rank).address
 
     def lost_nodes(self, node_ranks: Iterable[int] | None = None) -> list[LostNode]:
-        """Return the nodes that are gone, of all nodes or of some; asking takes up to two seconds if there are any."""
+        """Return which nodes are lost, of all nodes or of some. Blocks for up to 2 s if a node is lost."""
         chosen = self._nodes if node_ranks is None else [self._nodes[rank] for rank in sorted(set(node_ranks))]
         return find_lost(chosen) if self.is_open and self._head.answers() else []
 
     def get_node_group(self, label: str | None = CLUSTER) -> NodeGroup:
-        """The node group of that label; ``None`` stands for all nodes."""
+        """Return the node group with a label; ``None`` stands for all nodes."""
         return self._topology.group(label)
 
-    # Taking and giving back ----------------------------------------------------------------
+    # Reservations and groups ---------------------------------------------------------------
 
     def reserve(
         self,
@@ -211,13 +230,19 @@ class Cluster:
         cpus: Mapping[int, float] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Holds accelerators, by node rank and local rank, so that no other Ray job gets them.
+        """Reserve accelerators and CPUs, so that no other Ray job gets them.
+
+        Args:
+            accelerators: Local ranks of the accelerators, by node rank.
+            cpus: Number of CPUs, by node rank.
+            timeout_s: Seconds to wait for other jobs; default ``ROOST_RESERVE_TIMEOUT_S``, else 60.
 
         Returns:
             A token for :meth:`release`.
 
         Raises:
-            ReservationError: Naming node, accelerator and shortage.
+            ReservationError: They are not available in time; it names every shortage (R201-R206).
+            ClusterError: There is no such node or accelerator (R112).
         """
         self.check_open()
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
@@ -230,35 +255,37 @@ class Cluster:
         try:
             found = answer_of(self.managers, "reserve", asked, limit + RESERVE_SLACK_S)
         except (KeyboardInterrupt, ClusterError):
-            self.managers.release.remote(asked)  # Ray calls it once the token is known
+            self.managers.release.remote(asked)  # Ray runs it once the reservation has its token
             raise
         if isinstance(found, RoostError):
             raise found
         return int(found)
 
     def release(self, token: int) -> None:
-        """Gives a reservation back; all are given back when the cluster is closed."""
+        """Release a reservation; :meth:`close` releases all. Without a connection to Ray there is nothing to release."""
         if not self.is_open:
             return
-        with contextlib.suppress(ClusterError):
+        try:
             ask_managers(self.managers, "release", token)
+        except ClusterError as error:  # a reservation ends with the managers of its job at the latest
+            logger.warning("the reservation %d could not be released: %s", token, error.findings[0].message)
 
     def reserve_bundles(self, count: int, cpus: float = 1.0, timeout_s: float | None = None) -> Bundles:
-        """Reserves accelerators as a placement group of one per bundle, in the cluster's stable order.
+        """Reserve accelerators as a placement group with one accelerator per bundle, in cluster order.
 
-        For code that thinks in bundles; groups of workers are reserved for by their launch.
+        For code that uses Ray's placement groups directly. The launch of a worker group makes its own reservation.
 
         Args:
-            count: How many.
+            count: Number of accelerators.
             cpus: CPUs in each bundle.
-            timeout_s: How long to wait; default ``ROOST_RESERVE_TIMEOUT_S``, else 60.
+            timeout_s: Seconds to wait for other jobs; default ``ROOST_RESERVE_TIMEOUT_S``, else 60.
 
         Raises:
-            ReservationError: Saying what is needed, registered and free, node by node.
+            ReservationError: There are not enough (R205); it has the free and registered accelerators of each node.
         """
         self.check_open()
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ClusterError([Finding("R113", f"a number of bundles is from 1 up, not {count!r}")])
+            raise ClusterError([Finding("R113", f"the number of bundles must be at least 1, not {count!r}")])
         limit = timeout_s if timeout_s is not None else seconds_from("ROOST_RESERVE_TIMEOUT_S", RESERVE_TIMEOUT_S)
         bundles = reserve_bundles(self._nodes, count, cpus, limit)
         self._bundles.append(bundles)
@@ -286,20 +313,23 @@ class Cluster:
         env_vars: Mapping[str, str],
         cls_args: Sequence[Any] = (),
         cls_kwargs: Mapping[str, Any] | None = None,
-    ) -> ray.actor.ActorHandle:
-        """Starts one actor on a node, in an environment of its own; returns its handle at once.
+    ) -> ray.actor.ActorHandle[Any]:
+        """Start one actor on a node, with its own environment; return its handle at once.
+
+        The actor reserves nothing and is not isolated: ``env_vars`` decide which accelerators it sees. It ends with
+        this cluster.
 
         Args:
-            cls: The class; it is wrapped by ``ray.remote``.
-            worker_name: Unique name of the actor.
+            cls: The class, without ``ray.remote``.
+            worker_name: Name of the actor, unique in the job.
             node_id: Rank of the node.
-            gpu_id: Local rank of the accelerator that it is meant for.
-            env_vars: Variables of its process.
-            cls_args: Arguments of its constructor.
+            gpu_id: Local rank of the accelerator that the actor is meant for.
+            env_vars: Environment variables of its process.
+            cls_args: Positional arguments of its constructor.
             cls_kwargs: Keyword arguments of its constructor.
 
         Raises:
-            ClusterError: Where there is no such node or accelerator.
+            ClusterError: There is no such node or accelerator (R112).
         """
         self.check_open()
         node = self.get_node_info(node_id)
@@ -314,7 +344,7 @@ class Cluster:
             runtime_env={"env_vars": {**variables, **{key: str(value) for key, value in env_vars.items()}}},
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
         )
-        handle: ray.actor.ActorHandle = actor.remote(*cls_args, **(cls_kwargs or {}))
+        handle: ray.actor.ActorHandle[Any] = actor.remote(*cls_args, **(cls_kwargs or {}))
         self._allocated.append(worker_name)
         return handle
 
@@ -326,11 +356,11 @@ class Cluster:
     def check_open(self) -> None:
         """Raise an error if this cluster cannot be used any more.
 
-        Every call of Ray on behalf of a cluster is behind this check: a process that is not connected would be
-        connected by such a call, to whatever Ray runs on the machine.
+        Call it before each use of Ray: in a process without a connection, Ray would connect to any Ray on the machine.
 
         Raises:
-            ClusterError: It was closed, or its connection to Ray has ended (R115); or Ray's head is lost (R116).
+            ClusterError: The cluster was closed, or its connection to Ray has ended (R115); or Ray's head is lost
+                (R116).
         """
         self._head.check()
         if not self.is_open:
@@ -338,10 +368,10 @@ class Cluster:
             raise ClusterError([Finding("R115", message, fixes=(Fix("make a new one", "Cluster(num_nodes=…)"),))])
 
     def on_close(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Have :meth:`close` call a function first, also if Ray was shut down by then.
+        """Register a function that :meth:`close` calls first, in reverse order, also if Ray was shut down by then.
 
         Returns:
-            A function that takes this back.
+            A function that removes the registration.
         """
         self._closers.append(action)
 
@@ -352,9 +382,9 @@ class Cluster:
         return forget
 
     def close(self) -> None:
-        """End every group and thread of this process and, where the job is its own, the job. Safe to call twice.
+        """Close all groups and threads of this process, and the job if this process owns it. Safe to call twice.
 
-        Nothing of Roost calls Ray in this process afterwards.
+        Roost makes no calls of Ray in this process afterwards.
         """
         if Cluster._live is not self:
             return
@@ -364,9 +394,11 @@ class Cluster:
         is_there = self._head.answers() or self._head.give_up()
         try:
             for action in reversed(self._closers):
-                with contextlib.suppress(RoostError, ray.exceptions.RayError):
+                try:
                     action()
-            if is_there and self._is_connected():  # else Ray ends, or has ended, all that was here
+                except (RoostError, ray.exceptions.RayError) as error:  # the rest is closed in any case
+                    logger.warning("a step of closing the cluster failed: %s", error)
+            if is_there and self._is_connected():  # else Ray ends, or has ended, all processes of the job
                 self._end_job()
         finally:
             self._is_closed = True
@@ -379,14 +411,19 @@ class Cluster:
         for bundles in self._bundles:
             bundles.release()
         for name in self._allocated:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(ray.get_actor(name, namespace=self._namespace))
+            self._kill(name)
         if not self.is_attached:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(self.managers)
+            self._kill(MANAGERS)
             wait_until_gone(self._namespace)
             remove_holds(id_of_actor(self.managers))
             forget_job(self._namespace)
+
+    def _kill(self, actor: str) -> None:
+        """Kill an actor of the job; one that has ended is passed over."""
+        try:
+            ray.kill(ray.get_actor(actor, namespace=self._namespace))
+        except (ray.exceptions.RayError, ValueError) as error:
+            logger.debug("the actor %s was not killed: %s", actor, error)
 
     def __enter__(self) -> Cluster:
         return self

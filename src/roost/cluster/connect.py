@@ -1,4 +1,4 @@
-"""Which Ray a job joins: the one that was asked for, or one of its own. Never another user's."""
+"""Connecting to Ray: the Ray that was asked for, or a new one on this machine; never another user's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import ray
 
 from roost.cluster.guards import guard_embedded_ray
 from roost.cluster.ray_private import local_node
+from roost.cluster.ray_typed import nodes_of_ray
 from roost.cluster.runtime_folder import open_private, runtime_folder
 from roost.cluster.signals import keep_signal_handlers
 from roost.errors import ClusterError, Finding, Fix
@@ -26,20 +28,20 @@ logger = logging.getLogger("roost")
 
 
 def connect(address: str | None, namespace: str, attach: bool) -> bool:
-    """Connects this process to Ray; returns whether it was this call that did.
+    """Connect this process to Ray unless it is connected; return whether this call connected it.
 
     Args:
-        address: The Ray that was asked for; ``None``: see ``RAY_ADDRESS``.
-        namespace: The namespace of the job.
-        attach: Join what runs; never start one.
+        address: Address of the Ray to join; default ``RAY_ADDRESS``, else a new Ray is started.
+        namespace: Namespace of the job.
+        attach: Whether to join a running job, and never start a Ray.
 
     Raises:
-        ClusterError: Where there is nothing to join, or it does not answer.
+        ClusterError: There is no job to attach to (R102), or Ray cannot be joined or started (R108).
     """
     if ray.is_initialized():
         return False
     wanted = address or os.environ.get("RAY_ADDRESS") or None
-    if attach and wanted in (None, "local"):  # "local" would start one
+    if attach and wanted in (None, "local"):  # "local" would start a new Ray
         wanted = find_job(namespace)
     if wanted is None and attach:
         message = f"no Roost job runs in the namespace {namespace!r}: there is nothing to attach to"
@@ -54,13 +56,14 @@ def connect(address: str | None, namespace: str, attach: bool) -> bool:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         message = f"cannot join the Ray at {wanted}: {reason}" if wanted else f"Ray cannot be started: {reason}"
         raise ClusterError([Finding("R108", message)]) from error
-    if wanted in (None, "local"):
-        guard_embedded_ray(local_node().get_session_dir_path(), removes_folder=False)
+    started = local_node() if wanted in (None, "local") else None
+    if started is not None:
+        guard_embedded_ray(started.get_session_dir_path(), removes_folder=False)
     return True
 
 
 def _check_reachable(address: str, timeout_s: float = 5.0) -> None:
-    """Ray itself waits for minutes for an address at which nothing listens."""
+    """Raise ``OSError`` if nothing listens at an address for ``timeout_s``; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in address:
         return
@@ -77,15 +80,15 @@ def _check_reachable(address: str, timeout_s: float = 5.0) -> None:
 
 
 def alive_nodes() -> list[Mapping[str, Any]]:
-    """The nodes that Ray counts as alive."""
-    return [node for node in ray.nodes() if node["Alive"]]
+    """Return the entries of Ray's node table that are alive."""
+    return [node for node in nodes_of_ray() if node["Alive"]]
 
 
 def wait_for_nodes(num_nodes: int, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-    """Waits until so many nodes are there, and says on a terminal how far it is.
+    """Wait until Ray has ``num_nodes`` nodes; on a terminal, show the progress.
 
     Raises:
-        ClusterError: Where they are not there in time; it says which are.
+        ClusterError: Fewer nodes registered in time (R109); it lists them.
     """
     deadline = time.monotonic() + timeout_s
     is_shown = sys.stderr.isatty()
@@ -109,7 +112,7 @@ def wait_for_nodes(num_nodes: int, timeout_s: float) -> Sequence[Mapping[str, An
             Finding(
                 "R109",
                 f"{num_nodes} nodes are needed, {len(nodes)} registered within {timeout_s:g} s, "
-                f"{num_nodes - len(nodes)} are missing",
+                f"{_missing(num_nodes - len(nodes))}",
                 context=(f"registered: {there}",),
                 fixes=(
                     Fix("on each missing node", f"ray start --address={ray.get_runtime_context().gcs_address}"),
@@ -121,8 +124,12 @@ def wait_for_nodes(num_nodes: int, timeout_s: float) -> Sequence[Mapping[str, An
     )
 
 
-# Where jobs of this user on this machine run: so that another process can attach without being told. A note names the
-# Ray to join, so it is read from and written to the user's private folder only.
+def _missing(count: int) -> str:
+    return "1 node is missing" if count == 1 else f"{count} nodes are missing"
+
+
+# Notes say on which Ray this user's jobs on this machine run, so that another process can attach without an address.
+# Whoever writes a note decides which Ray is joined, so notes are kept in the user's private folder only.
 
 
 def _notes_folder() -> str:
@@ -137,14 +144,14 @@ def _notes_folder() -> str:
 
 
 def _note(namespace: str) -> str:
-    """The note of this process's job; jobs on different Rays may have the same name."""
+    """Return the path of this process's note. It has the pid, since jobs on different Rays may have the same name."""
     safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in namespace)
     return os.path.join(_notes_folder(), f"{safe}.{os.getpid()}.json")
 
 
 def remember_job(namespace: str, address: str) -> None:
-    """Note where the job of a namespace runs. Where that is not possible, log a warning: the job runs without it."""
-    # A Ray that was started here may want a token, and says so only to the process that started it.
+    """Write a note with the address of this process's job. If that fails, log a warning: the job runs without a note."""
+    # A Ray that this process started may require a token, which only this process knows.
     mode = os.environ.get("RAY_AUTH_MODE", "")
     note = {"namespace": namespace, "address": address, "pid": os.getpid(), "auth_mode": mode}
     try:
@@ -158,7 +165,7 @@ def remember_job(namespace: str, address: str) -> None:
 def find_job(namespace: str | None = None) -> str | None:
     """Return the address of the Ray of this user's newest job whose driver is alive; ``None`` if there is none.
 
-    Notes that are not regular files of this user are passed over.
+    Notes that cannot be read, or are not regular files of this user, are passed over.
 
     Args:
         namespace: Return only a job of this name.
@@ -171,12 +178,13 @@ def find_job(namespace: str | None = None) -> str | None:
         try:
             with open(open_private(entry.path, os.O_RDONLY), encoding="utf-8") as file:
                 found = json.load(file)
-            os.kill(int(found["pid"]), 0)
-        except ProcessLookupError:  # it was killed, and could not tidy up
+            is_alive = psutil.pid_exists(int(found["pid"]))
+        except (ClusterError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.debug("the note %s cannot be used: %s", entry.path, error)
+            continue
+        if not is_alive:  # the driver was killed, and left its note
             with contextlib.suppress(OSError):
                 os.remove(entry.path)
-            continue
-        except (ClusterError, OSError, ValueError, KeyError, TypeError):
             continue
         if namespace in (None, found.get("namespace")):
             if found.get("auth_mode"):
@@ -193,6 +201,6 @@ def _written(entry: os.DirEntry[str]) -> float:
 
 
 def forget_job(namespace: str) -> None:
-    """Removes the note of this process's job."""
+    """Remove the note of this process's job."""
     with contextlib.suppress(OSError, ClusterError):
         os.remove(_note(namespace))

@@ -1,4 +1,4 @@
-"""Whether the nodes of a Ray are fit for a job: one row per node and question."""
+"""``roost doctor``: whether the nodes of a Ray are fit for a job, one check per node and question."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from roost.errors import RoostError, counted
 __all__ = ["Check", "examine"]
 
 CLOCK_LIMIT_S = 2.0
+"""Largest difference between the clocks of a node and of this process that is fine."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to one node.
+    """The result of one check of one node.
 
     Attributes:
-        node_rank: The node.
-        question: What was looked at.
-        is_well: Whether it is as it should be.
+        node_rank: Rank of the node.
+        question: What was checked.
+        is_well: Whether it passed.
         finding: What was found.
-        fix: What to do where it is not well.
+        fix: What to do if it failed.
     """
 
     node_rank: int
@@ -37,7 +38,7 @@ class Check:
 
 
 def examine(nodes: Sequence[NodeInfo]) -> list[Check]:
-    """Asks every question of every node."""
+    """Run all checks on all nodes. Blocks for up to a minute while ports are tried."""
     head = nodes[0]
     ports = _ports(nodes)
     checks = []
@@ -49,7 +50,7 @@ def examine(nodes: Sequence[NodeInfo]) -> list[Check]:
                 f"use Python {_minor(head.python_version)} on this node",
             ),
             _accelerators(node),
-            *_cards(node),
+            *_devices(node),
             _busy(node),
             _clock(node),
             Check(
@@ -93,8 +94,8 @@ def _accelerators(node: NodeInfo) -> Check:
     return Check(node.rank, "accelerators", True, f"{what}, made up: no driver library knows them")
 
 
-def _cards(node: NodeInfo) -> list[Check]:
-    """What the driver library says of each."""
+def _devices(node: NodeInfo) -> list[Check]:
+    """Return a check for each accelerator that the driver library knows."""
     rows = []
     for device in node.accelerators if node.accelerators_are_real and not node.driver_error else ():
         if device.fault:
@@ -114,7 +115,7 @@ def _cards(node: NodeInfo) -> list[Check]:
 def _busy(node: NodeInfo) -> Check:
     busy = [device for device in node.accelerators if device.pids]
     if not busy:
-        return Check(node.rank, "busy", True, "nobody uses its accelerators")
+        return Check(node.rank, "busy", True, "no process uses its accelerators")
     text = "; ".join(
         f"{device.id}: process{'es' if len(device.pids) > 1 else ''} {', '.join(map(str, device.pids))}"
         + (f" ({device.used_gib:g} GiB)" if device.used_gib is not None else "")
@@ -130,6 +131,7 @@ def _clock(node: NodeInfo) -> Check:
 
 
 def _try_ports() -> str:
+    """Return why ports cannot be leased on this node; empty if they can."""
     try:
         lease_ports(8).release()
     except (RoostError, OSError) as error:
@@ -138,7 +140,7 @@ def _try_ports() -> str:
 
 
 def _ports(nodes: Sequence[NodeInfo]) -> list[str]:
-    """What stands in the way of leasing ports on each node; empty where nothing does."""
+    """Return why ports cannot be leased, for each node; empty if they can."""
     probe = ray.remote(num_cpus=0)(_try_ports)
     refs = [
         probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_id, soft=False)).remote()

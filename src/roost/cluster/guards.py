@@ -1,4 +1,4 @@
-"""Starts wardens: small processes that end what a killed process of a job would leave behind."""
+"""Starting wardens: small processes that end the processes which a killed process of a job would leave behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def guard_actor() -> subprocess.Popen[bytes]:
     gone. Ray notices neither reliably: it takes a raylet that has become a zombie for alive.
 
     Returns:
-        A process that ends within moments, when the warden has become independent of it; to be polled once.
+        A process that ends within moments, once the warden is independent of it. Poll it later: until then it is a
+        zombie.
     """
     marker = uuid.uuid4().hex
     os.environ["ROOST_WORKER"] = marker
@@ -33,7 +34,7 @@ def guard_embedded_ray(folder: str, removes_folder: bool) -> None:
     """Start the warden of a Ray that this process started: it ends that Ray when this process is gone.
 
     Args:
-        folder: The folder under which that Ray has its session; all processes of Ray name it in their commands.
+        folder: Folder of that Ray's session, or a parent of it; the command lines of Ray's processes have it.
         removes_folder: Whether the warden removes the folder, too.
     """
     package = os.path.dirname(str(ray.__file__))

@@ -18,11 +18,12 @@ from roost.topology import Node, Topology
 __all__ = ["LocalRay", "local_ray"]
 
 OBJECT_STORE_BYTES = 80 * 2**20
+"""Size of the object store of each node; Ray refuses less than 75 MiB."""
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # torch asks for the names of addresses; these have none, and nobody should wait for that.
+    # torch looks up the names of addresses; these have none, and the lookup should fail fast.
     "RES_OPTIONS": "timeout:1 attempts:1",
-    # A killed node is noticed within seconds; the defaults take a quarter of a minute.
+    # Ray then notices a killed node within seconds; with its defaults it takes about 15 s.
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
@@ -34,8 +35,8 @@ class LocalRay:
     """A running many-node Ray; made by :func:`local_ray`.
 
     Attributes:
-        address: What drivers connect to; also in ``RAY_ADDRESS`` as long as it runs.
-        topology: The machines that it pretends to be.
+        address: Address for drivers; also in ``RAY_ADDRESS`` while this Ray runs.
+        topology: The nodes that it simulates.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class LocalRay:
         folder = tempfile.mkdtemp(prefix="roost-", dir="/tmp")
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
         os.makedirs(f"{folder}/ray")
-        self._undo.callback(_read_authentication)  # after the variables are as before
+        self._undo.callback(_read_authentication)  # runs after the variables are restored
         self._undo.enter_context(_environment({**_ENVIRONMENT, **_authentication(), "RAY_TMPDIR": folder}))
         _read_authentication()
         from ray.cluster_utils import Cluster as RayCluster
@@ -93,7 +94,7 @@ class LocalRay:
         self._undo.enter_context(_environment({"RAY_ADDRESS": self.address}))
 
     def _add(self, rank: int, node: Node) -> None:
-        """Starts a raylet; one after another, since Ray loses track of nodes started at once."""
+        """Start a raylet. Ray loses track of nodes that start at the same time, so they start one after another."""
         from roost.cluster.accelerators import MADE_UP_VARIABLE
         from roost.cluster.signals import keep_signal_handlers
 
@@ -108,24 +109,33 @@ class LocalRay:
                 env_vars={MADE_UP_VARIABLE: node.accelerator_type.name, **self._env_vars.get(rank, {})},
                 **arguments,
             )
-        # Older Rays join a driver to the node that was started last; it belongs on the head.
+        # Older Rays connect a driver to the node that was started last; it should be on the head.
         noted = os.path.join(self._nodes[0].get_session_dir_path(), "node_ip_address.json")
         with contextlib.suppress(OSError), open(noted, "r+", encoding="utf-8") as file:
             file.truncate()
             json.dump({"node_ip_address": self.node_address(0)}, file)
 
     def node_address(self, rank: int) -> str:
-        """The address of a node."""
+        """Return the address of a node."""
         return f"127.0.0.{2 + rank}"
 
     def kill_node(self, rank: int) -> None:
-        """Kills a node at once, as a power cut would. The head cannot be killed."""
+        """Kill a node without warning, as a power cut would.
+
+        Raises:
+            ClusterError: There is no such node, or it is the head (R110).
+        """
         if rank not in self._nodes or rank == 0:
             raise ClusterError([Finding("R110", f"there is no node {rank} to kill here, or it is the head")])
         self._cluster.remove_node(self._nodes.pop(rank), allow_graceful=False)
 
     def add_node(self, accelerators: int | None = None, cpus: float | None = None) -> int:
-        """Adds a node like the last one, or with so many accelerators; returns its rank."""
+        """Add a node and return its rank.
+
+        Args:
+            accelerators: Number of its accelerators; default as on the last node.
+            cpus: Number of its CPUs; default as on the last node.
+        """
         like = self.topology.nodes[-1]
         rank = self.topology.num_nodes
         count = like.num_accelerators if accelerators is None else accelerators
@@ -147,29 +157,29 @@ def local_ray(
     shuffle: int | None = None,
     env_vars: Mapping[int, Mapping[str, str]] | None = None,
 ) -> LocalRay:
-    """A Ray of several nodes on one computer, for tests and for trying things out::
+    """Return a Ray of several nodes on one computer, for tests and experiments; start it by ``with``::
 
         with local_ray("4x8") as ray_cluster:
             cluster = roost.Cluster(num_nodes=4)
 
-    Every node has an address of its own (127.0.0.2, 127.0.0.3, …) and as many made-up accelerators
-    as it says. Everything is gone at exit, also when this process is killed.
+    Every node has its own address (127.0.0.2, 127.0.0.3, …) and the made-up accelerators of the topology. At the end of
+    the ``with`` block, or when this process is killed, all processes and files of this Ray are removed.
 
     Args:
-        machines: A topology or its short text.
-        cpus: CPUs of nodes that do not say; each costs a process, so keep it small.
-        shuffle: A seed: nodes after the head join in an order drawn with it.
-        env_vars: Variables of single nodes, by rank, such as ``{1: {"ROOST_NODE_RANK": "1"}}``.
+        machines: A topology, or its short text such as ``4x8`` (nodes x accelerators).
+        cpus: CPUs of nodes whose topology has no number. Ray starts a process for each, so keep it small.
+        shuffle: Seed of a random order in which the nodes after the head join; default: in rank order.
+        env_vars: Environment variables of single nodes, by rank, such as ``{1: {"ROOST_NODE_RANK": "1"}}``.
     """
     topology = Topology.parse(machines) if isinstance(machines, str) else machines
     return LocalRay(topology, cpus=cpus, shuffle=shuffle, env_vars=env_vars)
 
 
 def _authentication() -> dict[str, str]:
-    """Return the variable for Ray's authentication where the user has not set it: on if there is a token, else off.
+    """Return the variable of Ray's authentication, unless the user has set it: on if there is a token, else off.
 
-    Without it Ray would decide by itself, process by process. Its answer changes when another Ray that starts on this
-    machine writes a token, and nodes that answered differently refuse each other.
+    Without the variable each process of Ray decides by itself. The decision changes when another Ray on this machine
+    writes a token, and nodes with different decisions refuse each other.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return {}
@@ -180,14 +190,14 @@ def _authentication() -> dict[str, str]:
 
 
 def _read_authentication() -> None:
-    """Have the Ray of this process read its variables again: it did when it was imported."""
+    """Have Ray in this process read its variables again; it read them when it was imported."""
     from roost.cluster.ray_private import read_config_again
 
     read_config_again()
 
 
 def _disconnect() -> None:
-    """Ends the job of this process, if it has one, and its connection."""
+    """Close the cluster of this process, if it has one, and its connection to Ray."""
     import ray
 
     from roost.cluster import Cluster
@@ -201,6 +211,7 @@ def _disconnect() -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the ``with`` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

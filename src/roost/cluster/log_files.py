@@ -1,4 +1,4 @@
-"""Where the logs of servers go: one file per process, which Ray's own log tools show where there is a Ray.
+"""Log files of servers: one per process, in the folder of the Ray session, where Ray's own tools show them.
 
 This module does not import Ray, so that servers work without it.
 """
@@ -18,7 +18,7 @@ from roost.cluster.runtime_folder import open_private, runtime_folder
 __all__ = ["describe_node", "log_folder", "open_log", "plain_name", "remove_old", "session_folder"]
 
 KEPT_S = 7 * 86_400
-"""Seconds after which a file outside any Ray session is removed, such as a log, counted from the last change."""
+"""Seconds after its last change until a file outside any Ray session, such as a log, is removed."""
 _MAX_NAME = 150
 
 
@@ -26,7 +26,7 @@ def log_folder() -> str:
     """Return the folder for log files on this node: that of the Ray session, else one in the private runtime folder.
 
     Raises:
-        ClusterError: There is no Ray here, and the private runtime folder cannot be used (R140).
+        ClusterError: This process has no Ray, and the private runtime folder cannot be used (R140).
     """
     node = local_node()
     if node is not None:
@@ -48,7 +48,7 @@ def session_folder() -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name with only such characters as every file system takes."""
+    """Return a name with only characters that every file system allows."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:_MAX_NAME]
 
 
@@ -73,7 +73,7 @@ def open_log(name: str) -> tuple[str, int]:
 
 
 def describe_node() -> str:
-    """Return the address of this node as Ray knows it, or the name of this machine where there is no Ray."""
+    """Return the address of this node as Ray knows it; without a Ray, its host name."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return str(ray.util.get_node_ip_address())
@@ -81,7 +81,7 @@ def describe_node() -> str:
 
 
 def remove_old(folder: str) -> None:
-    """Remove the files of a folder that nobody has written to for a week."""
+    """Remove the files of a folder that were last changed more than :data:`KEPT_S` ago."""
     oldest = time.time() - KEPT_S
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Machines that are lost: single nodes of a cluster, and Ray's head."""
+"""Detection of lost nodes: single nodes of a cluster, and Ray's head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import ray
-
 from roost.cluster.nodes import NodeInfo
+from roost.cluster.ray_typed import nodes_of_ray
 from roost.cluster.reserve import asking_ray
 from roost.errors import ClusterError, Finding, Fix, printable
 
@@ -25,18 +24,18 @@ PROBE_S = 2.0
 """Seconds to wait for a connection to a node."""
 
 NEW_CLUSTER = Fix(
-    "close this cluster, and make one of the nodes that are there", "cluster.close(); Cluster(num_nodes=0)"
+    "close this cluster, and make one of the nodes that are left", "cluster.close(); Cluster(num_nodes=0)"
 )
 
 
 @dataclass(frozen=True)
 class LostNode:
-    """A node that is gone.
+    """A node that is lost.
 
     Attributes:
-        rank: Its rank in the cluster.
-        address: Its address.
-        reason: How that is known.
+        rank: Rank of the node in the cluster.
+        address: Address of the node.
+        reason: The evidence for its loss.
     """
 
     rank: int
@@ -48,13 +47,13 @@ class LostNode:
 
 
 def find_lost(nodes: Sequence[NodeInfo]) -> list[LostNode]:
-    """Return those of some nodes that are lost.
+    """Return which of some nodes are lost.
 
-    Ray marks a node dead up to a quarter of a minute after it is gone, so this also tries to connect to each node's
-    raylet, for at most :data:`PROBE_S`.
+    Ray marks a node dead up to 15 s after its loss, so this also tries to connect to each node's raylet, for at most
+    :data:`PROBE_S`.
     """
     with asking_ray:
-        known = {str(entry["NodeID"]): entry for entry in ray.nodes()}
+        known = {str(entry["NodeID"]): entry for entry in nodes_of_ray()}
 
     def look(node: NodeInfo) -> LostNode | None:
         entry = known.get(node.ray_id)
@@ -68,16 +67,17 @@ def find_lost(nodes: Sequence[NodeInfo]) -> list[LostNode]:
 
 
 class HeadWatch:
-    """Watches Ray's head from a thread: tries to connect to its GCS, and notes since when that fails.
+    """Watches Ray's head: a thread tries to connect to the GCS, and records since when that fails.
 
-    Without its GCS, Ray ends a driver after a minute, in the middle of whatever it does. This watch says so after half
-    of that time, so that there is time to save something.
+    Ray ends a driver without a GCS after a minute, at any point of its code. This watch reports the loss after half of
+    that time, so that the driver can save something.
 
     Args:
         address: Address and port of the GCS.
-        name: The head, as errors call it.
-        is_wanted: Whether to go on; asked before each try.
-        ends_after_s: When Ray ends the driver; default what Ray's own environment variable says, else 60.
+        name: Name of the head in errors.
+        is_wanted: Called before each try; the watch ends if it returns ``False``.
+        ends_after_s: Seconds without a GCS after which Ray ends the driver; default: Ray's own environment variable,
+            else 60.
         every_s: Seconds between two tries.
     """
 
@@ -114,17 +114,17 @@ class HeadWatch:
         """Raise an error if the head is lost.
 
         Raises:
-            ClusterError: It is (R116); the message names it.
+            ClusterError: The head is lost (R116).
         """
         if self.is_lost:
             raise ClusterError([self._finding()])
 
     def answers(self) -> bool:
-        """Return whether the GCS can be connected to now; this takes at most :data:`PROBE_S`."""
+        """Return whether the GCS accepts a connection now. Blocks for at most :data:`PROBE_S`."""
         return not _fault(*self._target)
 
     def give_up(self) -> bool:
-        """Count the head as lost from now on: what is being closed does not wait for it. Returns ``False``."""
+        """Treat the head as lost from now on, so that closing does not wait for it. Returns ``False``."""
         self._is_given_up = True
         return False
 
@@ -134,14 +134,14 @@ class HeadWatch:
         self._thread.join()  # each try has a limit of PROBE_S
 
     def _watch(self) -> None:
-        is_told = False
+        is_logged = False
         while not self._closed.wait(self._every_s) and self._is_wanted():
             self._fault = _fault(*self._target)
             if not self._fault:
                 self._answered_at = time.monotonic()
-                is_told = False
-            elif self.is_lost and not is_told:
-                is_told = True
+                is_logged = False
+            elif self.is_lost and not is_logged:
+                is_logged = True
                 finding = self._finding()
                 logger.critical("%s; %s", printable(finding.message), printable(finding.rule))
 
@@ -164,7 +164,7 @@ def _reconnect_s() -> float:
 
 
 def _fault(host: str, port: int) -> str:
-    """Return why a port cannot be connected to; empty if it can."""
+    """Return why a connection to a port fails; empty if it succeeds."""
     try:
         socket.create_connection((host, port), PROBE_S).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Calls of a job's managers, whose death is an error that names them."""
+"""Calls of a job's managers; if the managers have died, the error names them and their node."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["ANSWER_S", "answer_of", "ask_managers", "note_node"]
 ANSWER_S = 120.0
 """Seconds to wait for the reply to a call that does not wait for anything itself."""
 
-_nodes: dict[str, str] = {}  # id of the managers' actor → address of their node, for errors
+_nodes: dict[str, str] = {}  # id of a managers' actor → address of its node, for errors
 
 
-def note_node(managers: ray.actor.ActorHandle, address: str) -> None:
-    """Remember the node of some managers, which their handle does not tell."""
+def note_node(managers: ray.actor.ActorHandle[Any], address: str) -> None:
+    """Remember the node of some managers for errors: an actor handle does not have it."""
     _nodes[id_of_actor(managers)] = address
 
 
 def ask_managers(
-    managers: ray.actor.ActorHandle, method: str, *arguments: Any, timeout_s: float | None = ANSWER_S
+    managers: ray.actor.ActorHandle[Any], method: str, *arguments: Any, timeout_s: float | None = ANSWER_S
 ) -> Any:
     """Call a method of a job's managers and return its value; see :func:`answer_of`.
 
     Raises:
-        ClusterError: This process is not connected to Ray (R115); the call would connect it to any.
+        ClusterError: This process is not connected to Ray (R115). Ray would connect it to any Ray on this machine.
     """
     if not ray.is_initialized():
         message = f"this process is not connected to Ray any more: {method}() was not done"
@@ -36,7 +36,9 @@ def ask_managers(
     return answer_of(managers, method, getattr(managers, method).remote(*arguments), timeout_s)
 
 
-def answer_of(managers: ray.actor.ActorHandle, method: str, asked: ray.ObjectRef, timeout_s: float | None) -> Any:
+def answer_of(
+    managers: ray.actor.ActorHandle[Any], method: str, asked: ray.ObjectRef[Any], timeout_s: float | None
+) -> Any:
     """Wait for the value of a call of a job's managers.
 
     Raises:
@@ -51,7 +53,7 @@ def answer_of(managers: ray.actor.ActorHandle, method: str, asked: ray.ObjectRef
         raise ClusterError([Finding("R107", message)]) from None
 
 
-def _gone(managers: ray.actor.ActorHandle, method: str, error: Exception) -> Finding:
+def _gone(managers: ray.actor.ActorHandle[Any], method: str, error: Exception) -> Finding:
     is_dead = not isinstance(error, ray.exceptions.ActorUnavailableError)
     what = "have died" if is_dead else "cannot be reached"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -59,7 +61,7 @@ def _gone(managers: ray.actor.ActorHandle, method: str, error: Exception) -> Fin
         "R150",
         f"the job's managers on {_where(managers)} {what}: {method}() was not done",
         context=(f"Ray: {reason[:300]}",),
-        rule="workers that run go on, but nothing can be launched or reserved, and Ray may give their accelerators away",
+        rule="running workers continue, but nothing can be launched or reserved, and Ray may give their accelerators away",
         fixes=(
             Fix("save what is needed, then start the job again", "cluster.close(), then Cluster(…)"),
             Fix("see why they ended", f"ray logs actor --id {id_of_actor(managers)}"),
@@ -67,6 +69,6 @@ def _gone(managers: ray.actor.ActorHandle, method: str, error: Exception) -> Fin
     )
 
 
-def _where(managers: ray.actor.ActorHandle) -> str:
+def _where(managers: ray.actor.ActorHandle[Any]) -> str:
     address = _nodes.get(id_of_actor(managers))
     return f"node 0 ({address})" if address else "node 0"

@@ -1,8 +1,12 @@
-"""The three managers of a job. They share one process on node 0: a process is what start-up costs."""
+"""The managers of a job: nodes, workers, collective groups and reservations, and clients for them.
+
+All managers share one actor on node 0: each extra process would add about a second to the start of a job.
+"""
 
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import platform
 import time
@@ -17,6 +21,7 @@ from roost.cluster.manager_calls import ask_managers, note_node
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ports import lease_ports
 from roost.cluster.ray_private import dead_drivers
+from roost.cluster.ray_typed import actor_class
 from roost.cluster.reserve import Ledger, asking_ray
 from roost.errors import ClusterError, Finding, Fix, RoostError
 from roost.topology import NodeGroup, Topology
@@ -32,15 +37,21 @@ __all__ = [
     "wait_until_gone",
 ]
 
+logger = logging.getLogger("roost")
+
 MANAGERS = "roost.managers"
+"""Name of the managers' actor in the namespace of the job."""
 FORGET_EVERY_S = 5.0
+"""Seconds between two searches for ended drivers while a job is watched."""
+HOLDER_S = 5.0
+"""Seconds to wait for the owner of a job that has the wanted namespace."""
 NAMESPACE_VARIABLE = "ROOST_NAMESPACE"
 
 _P = TypeVar("_P", bound="_Proxy")
 
 
 class _Managers:
-    """Runs as one actor: nodes, workers, collective groups and the ledger of a job."""
+    """The actor of the managers: nodes, worker groups, collective groups and reservations of a job."""
 
     def __init__(self, nodes: Sequence[NodeInfo], topology: Topology, owner: Mapping[str, Any]) -> None:
         self._warden = guard_actor()
@@ -51,13 +62,13 @@ class _Managers:
         self._groups: dict[str, Any] = {}
         self._changes = 1
         self._forgot_at = 0.0
-        self._plans: dict[str, bytes] = {}  # packed, by group; apart, since records are asked for all the time
+        self._plans: dict[str, bytes] = {}  # packed, by group; not in the records, which are fetched often
         self._collectives: dict[str, Any] = {}
         self._ledger = Ledger(nodes, ray.get_runtime_context().get_actor_id() or "")
         self._reservations: dict[int, str] = {}  # token → Ray's id of the job that asked
 
     def owner(self) -> dict[str, Any]:
-        self._warden.poll()  # the process that made the warden independent has ended
+        self._warden.poll()  # the child that made the warden independent has ended, and is a zombie until polled
         return self._owner
 
     # Nodes ---------------------------------------------------------------------------------
@@ -77,7 +88,7 @@ class _Managers:
     # Workers -------------------------------------------------------------------------------
 
     def register_group(self, name: str, record: Any) -> str | None:
-        """Takes a name for a group; returns who has it where it is taken."""
+        """Register a group; if its name is taken, return who has it instead."""
         self._forget_the_dead()
         if name in self._groups:
             holder = self._groups[name]
@@ -92,7 +103,7 @@ class _Managers:
             self._changes += 1
 
     def keep_plan(self, name: str, plan: bytes) -> None:
-        """Keeps what a group was launched with, as long as the group is there."""
+        """Keep the packed plan of a group until the group is removed."""
         if name in self._groups:
             self._plans[name] = plan
 
@@ -115,16 +126,16 @@ class _Managers:
         return dict(self._groups)
 
     def get_groups_since(self, change: int) -> tuple[int, dict[str, Any] | None]:
-        """The number of the last change of groups, and the groups; ``None`` where that change is known.
+        """Return the number of the last change of groups, and the groups; ``None`` if ``change`` is that number.
 
-        It is asked every second while somebody watches, and looks only now and then for drivers that are gone.
+        Watching calls this every second, so it looks for ended drivers only every :data:`FORGET_EVERY_S`.
         """
         if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
             self._forget_the_dead()
         return self._changes, None if change == self._changes else dict(self._groups)
 
     def _forget_the_dead(self) -> None:
-        """Groups of processes that attached to this job and are gone: Ray has ended their workers."""
+        """Remove the groups of drivers that attached to this job and have ended: Ray has ended their workers."""
         self._forgot_at = time.monotonic()
         dead = _dead_jobs()
         for name, record in list(self._groups.items()):
@@ -145,7 +156,7 @@ class _Managers:
     def get_collectives(self) -> dict[str, Any]:
         return dict(self._collectives)
 
-    # The ledger, in a lane of its own: waiting for accelerators holds up nobody else ----------
+    # Reservations: a concurrency group of their own, since waiting for accelerators blocks ----
 
     @ray.method(concurrency_group="ledger")
     def reserve(self, accelerators: Any, cpus: Any, timeout_s: float, job_id: str) -> int | RoostError:
@@ -157,7 +168,7 @@ class _Managers:
             token = self._ledger.reserve(accelerators, cpus, timeout_s)
             self._reservations[token] = job_id
             return token
-        except RoostError as error:  # as a value: it must arrive as it is
+        except RoostError as error:  # returned as a value, since Ray would wrap an exception
             return error
 
     @ray.method(concurrency_group="ledger")
@@ -171,18 +182,18 @@ class _Managers:
 
 
 def _dead_jobs() -> set[str]:
-    """Ray's ids of the drivers that are gone."""
+    """Return Ray's ids of the drivers that have ended."""
     with asking_ray:
         return dead_drivers()
 
 
 def start_managers(
     nodes: Sequence[NodeInfo], topology: Topology, namespace: str, timeout_s: float
-) -> ray.actor.ActorHandle:
-    """Starts the managers on node 0, and waits until they answer.
+) -> ray.actor.ActorHandle[Any]:
+    """Start the managers on node 0, and wait until they answer.
 
     Raises:
-        ClusterError: Another job has this namespace (R103), or the managers died (R150) or did not answer (R107).
+        ClusterError: Another job has the namespace (R103), or the managers died (R150) or do not answer in time (R107).
     """
     owner = {
         "user": getpass.getuser(),
@@ -191,12 +202,12 @@ def start_managers(
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "namespace": namespace,
     }
-    actor = ray.remote(num_cpus=0, concurrency_groups={"ledger": 1}, max_restarts=0)(_Managers)
+    actor = actor_class(_Managers, num_cpus=0, concurrency_groups={"ledger": 1}, max_restarts=0)
     strategy = NodeAffinitySchedulingStrategy(nodes[0].ray_id, soft=False)
     try:
-        handle = actor.options(name=MANAGERS, namespace=namespace, scheduling_strategy=strategy).remote(
-            list(nodes), topology, owner
-        )
+        handle: ray.actor.ActorHandle[Any] = actor.options(
+            name=MANAGERS, namespace=namespace, scheduling_strategy=strategy
+        ).remote(list(nodes), topology, owner)
         note_node(handle, nodes[0].address)
     except ValueError:
         raise ClusterError([_taken(namespace)]) from None
@@ -213,17 +224,17 @@ def _taken(namespace: str) -> Finding:
     handle = find_managers(namespace)
     if handle is not None:
         try:
-            owner = ray.get(handle.owner.remote(), timeout=5)
+            owner = ray.get(handle.owner.remote(), timeout=HOLDER_S)
             holder = f"{owner['user']} on {owner['host']} (process {owner['pid']}) since {owner['since']}"
-        except ray.exceptions.RayError:
-            pass
+        except ray.exceptions.RayError as error:
+            logger.debug("the job in the namespace %r does not say whose it is: %s", namespace, error)
     return Finding(
         "R103",
         f"the namespace {namespace!r} on this Ray is held by {holder}",
-        rule="one job at a time has a namespace",
+        rule="a namespace belongs to one job at a time",
         fixes=(
-            Fix("another one for this job", 'Cluster(…, namespace="mine")  or  ROOST_NAMESPACE=mine'),
-            Fix("or attach to the job that runs", "Cluster()"),
+            Fix("choose another one for this job", 'Cluster(…, namespace="mine")  or  ROOST_NAMESPACE=mine'),
+            Fix("or attach to the running job", "Cluster()"),
         ),
     )
 
@@ -232,13 +243,13 @@ _joined = ""
 
 
 def join_namespace(namespace: str) -> None:
-    """Notes which job this process is part of; empty: of none."""
+    """Remember the namespace of this process's job, for :meth:`_Proxy.get_proxy`; empty: it has no job."""
     global _joined
     _joined = namespace
 
 
-def find_managers(namespace: str) -> ray.actor.ActorHandle | None:
-    """The managers of the job in a namespace, if one runs."""
+def find_managers(namespace: str) -> ray.actor.ActorHandle[Any] | None:
+    """Return the managers of the job in a namespace; ``None`` if no job runs there."""
     try:
         return ray.get_actor(MANAGERS, namespace=namespace)
     except ValueError:
@@ -246,7 +257,7 @@ def find_managers(namespace: str) -> ray.actor.ActorHandle | None:
 
 
 def wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:
-    """Waits until the name of the managers is free again: the next job may take it at once."""
+    """Wait until the name of the managers is free again, so that a next job can start at once."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         names = {(entry["namespace"], entry["name"]) for entry in ray.util.list_named_actors(all_namespaces=True)}
@@ -256,17 +267,20 @@ def wait_until_gone(namespace: str, timeout_s: float = 10.0) -> None:
 
 
 class _Proxy:
-    """A manager as its clients see it."""
+    """Client of the managers' actor."""
 
-    def __init__(self, handle: ray.actor.ActorHandle) -> None:
+    def __init__(self, handle: ray.actor.ActorHandle[Any]) -> None:
         self._handle = handle
 
     @classmethod
     def get_proxy(cls: type[_P], namespace: str | None = None) -> _P:
-        """The manager of the running job, in any of its processes.
+        """Return the manager of the running job; works in every process of the job.
+
+        Args:
+            namespace: Namespace of the job; default: the job of this process.
 
         Raises:
-            ClusterError: Where no job runs.
+            ClusterError: No job runs there (R102).
         """
         chosen = namespace or _joined or os.environ.get(NAMESPACE_VARIABLE) or "roost"
         handle = find_managers(chosen) if ray.is_initialized() else None
@@ -280,72 +294,72 @@ class _Proxy:
 
 
 class NodeManager(_Proxy):
-    """Nodes, groups of nodes, and the master's address and port."""
+    """Nodes and node groups of a job, and the address and port of its master."""
 
     def get_nodes(self) -> list[NodeInfo]:
-        """All nodes, in cluster order."""
+        """Return all nodes, in cluster order."""
         nodes: list[NodeInfo] = self._call("get_nodes")
         return nodes
 
     def get_topology(self) -> Topology:
-        """The nodes as a topology."""
+        """Return the nodes as a topology."""
         topology: Topology = self._call("get_topology")
         return topology
 
     def get_node_group(self, label: str | None) -> NodeGroup:
-        """The node group of that label; ``None`` stands for all nodes."""
+        """Return the node group with a label; ``None`` stands for all nodes."""
         return self.get_topology().group(label)
 
     def get_master_ip(self) -> str:
-        """Address of node 0."""
+        """Return the address of node 0."""
         return str(self._call("get_master_ip"))
 
     def get_master_port(self) -> int:
-        """A port on node 0 that is held for the job."""
+        """Return a port on node 0 that is leased for the job."""
         return int(self._call("get_master_port"))
 
     def get_num_gpus_per_node(self) -> int:
-        """Accelerators of node 0; nodes may differ, see :meth:`get_nodes`."""
+        """Return the number of accelerators of node 0; nodes may differ, see :meth:`get_nodes`."""
         return self.get_nodes()[0].num_accelerators
 
 
 class WorkerManager(_Proxy):
-    """Metadata of every worker."""
+    """The worker groups of a job and their workers."""
 
     def get_groups(self) -> dict[str, Any]:
-        """Name of each running group → its record."""
+        """Return the record of each group, by name."""
         groups: dict[str, Any] = self._call("get_groups")
         return groups
 
     def get_group(self, name: str) -> Any:
-        """The record of a group, or ``None``."""
+        """Return the record of a group; ``None`` if there is no such group."""
         return self._call("get_group", name)
 
     def get_worker(self, name: str, rank: int) -> dict[str, Any] | None:
-        """What is known of one worker: node, address, process, accelerators."""
+        """Return node, address, process id and accelerators of a worker; ``None`` if there is no such worker."""
         record = self.get_group(name)
         workers = record["workers"] if record else []
         return workers[rank] if 0 <= rank < len(workers) else None
 
 
 class CollectiveManager(_Proxy):
-    """Collective groups, their addresses and ports."""
+    """Collective groups of a job: process groups that meet at an address and port."""
 
     def register(self, name: str, address: str, port: int, world_size: int) -> None:
-        """Makes a group known."""
+        """Register a collective group."""
         record = {"address": address, "port": port, "world_size": world_size}
         self._call("register_collective", name, record)
 
     def remove(self, name: str) -> None:
-        """Forgets a group."""
+        """Remove a collective group."""
         self._call("remove_collective", name)
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Address, port and world size of a group, or ``None``."""
+        """Return ``address``, ``port`` and ``world_size`` of a group; ``None`` if there is no such group."""
         found: dict[str, Any] | None = self._call("get_collective", name)
         return found
 
     def get_all(self) -> dict[str, Any]:
-        """All groups, by name."""
+        """Return all collective groups, by name."""
         found: dict[str, Any] = self._call("get_collectives")
         return found

@@ -1,8 +1,9 @@
-"""What each node really is: measured on it, then put in the one order."""
+"""Measuring the nodes of a Ray, and putting them in cluster order."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 import sys
@@ -11,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import ray
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.cluster.accelerators import MADE_UP_VARIABLE, AcceleratorFacts, accelerators_of, look_at_accelerators
+from roost.cluster.ray_typed import pickled
 from roost.errors import ClusterError, Finding, Fix
 from roost.hardware import AcceleratorType
 from roost.hardware.accelerators import Device
@@ -25,33 +28,36 @@ from roost.topology.order import natural_key, stable_order_key
 
 __all__ = ["NodeInfo", "measure_nodes", "order_nodes"]
 
+logger = logging.getLogger("roost")
+
 RANK_VARIABLE = "ROOST_NODE_RANK"
+"""Variable of a raylet with the rank that its node is to have."""
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One live node, as measured on it.
+    """A node, as measured by a task that ran on it.
 
     Attributes:
-        rank: Its rank in the cluster; -1 before nodes are put in order.
+        rank: Rank of the node in the cluster; -1 before nodes are put in order.
         ray_id: Ray's id of the node.
-        address: Its IP address.
-        name: Its host name.
+        address: IP address.
+        name: Host name.
         is_head: Whether it is Ray's head node.
         cpus: CPUs that Ray counts on it.
-        memory_gib: Host memory.
+        memory_gib: Host memory, in GiB.
         accelerators: Its accelerators, in the order of their ids.
-        accelerator_type: Their vendor.
-        accelerators_are_real: Whether there is a driver to ask for them; if not, only Ray's count is known.
-        interpreter: Path of the Python that runs workers.
-        python_version: Its version.
+        accelerator_type: Type (vendor) of these accelerators.
+        accelerators_are_real: Whether a driver library lists them; if not, only Ray's count is known.
+        interpreter: Path of the Python interpreter that runs workers.
+        python_version: Version of that interpreter.
         ray_version: Version of Ray.
-        wanted_rank: What ``ROOST_NODE_RANK`` says on it; empty where not set.
+        wanted_rank: Value of ``ROOST_NODE_RANK`` on the node; empty if not set.
         labels: Ray's labels of the node.
-        clock_s: Its clock when it was measured, minus the driver's.
+        clock_s: Seconds by which its clock was ahead of the driver's when it was measured.
         hardware: Robots and other devices that registered types found on it.
-        num_detected: How many accelerators the driver library sees, whatever Ray counts.
-        driver_error: How the driver library fails on it; empty where it works, or is not there.
+        num_detected: Number of accelerators that the driver library lists, whatever Ray counts.
+        driver_error: How the driver library failed on it; empty if it works or is not installed.
     """
 
     ray_id: str
@@ -76,7 +82,7 @@ class NodeInfo:
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators it has."""
+        """Number of accelerators."""
         return len(self.accelerators)
 
     @property
@@ -95,14 +101,14 @@ class NodeInfo:
         return self.address
 
     def without_faulty(self) -> str:
-        """What to do on the node so that its faulty accelerators are not used."""
+        """Return the command that restarts Ray on this node without its faulty accelerators, or advice if none is left."""
         healthy = ",".join(device.id for device in self.accelerators if not device.fault)
         if not healthy:
             return "repair this node, or leave it out of Ray"
         return f"restart Ray there without it: {self.accelerator_type.visible_devices_variable}={healthy} ray start …"
 
     def as_node(self) -> Node:
-        """The same as a node of a topology."""
+        """Return this node as a node of a topology."""
         first = next((device for device in self.accelerators if not device.fault), None)
         return Node(
             self.rank,
@@ -120,13 +126,17 @@ class NodeInfo:
 
 
 def measure_nodes(ray_nodes: Sequence[Mapping[str, Any]], timeout_s: float) -> list[NodeInfo]:
-    """Measures every node, by one task on each, all at once.
+    """Measure all nodes at the same time, by a task on each.
+
+    Args:
+        ray_nodes: Entries of Ray's node table.
+        timeout_s: Seconds in which all tasks must end.
 
     Raises:
-        ClusterError: Where nodes do not answer in time; it names them.
+        ClusterError: Nodes do not answer in time, or a task failed (R104).
     """
     probe = ray.remote(num_cpus=0, max_retries=1)(_measure)
-    detectors = cloudpickle.dumps(hardware_detectors())
+    detectors = pickled(hardware_detectors())
     tasks = {
         probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
             detectors
@@ -142,7 +152,7 @@ def measure_nodes(ray_nodes: Sequence[Mapping[str, Any]], timeout_s: float) -> l
     try:
         facts = ray.get(done)
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None) or error  # Ray's own text is coloured, and begins with the task
+        cause = getattr(error, "cause", None) or error  # the text of Ray's error has colours, and begins with the task
         reason = next(iter(str(cause).splitlines()), type(cause).__name__)
         raise ClusterError([Finding("R104", f"a node could not be measured: {reason}")]) from error
     return [_combine(tasks[task], measured, now) for task, measured in zip(done, facts, strict=True)]
@@ -173,16 +183,16 @@ def _measure(detectors: bytes) -> dict[str, Any]:
 
 
 def _raylet_environment() -> dict[str, str]:
-    """Variables of the node itself; in a worker Ray may have changed them."""
+    """Return the variables of this task's raylet; Ray may have changed them in the task's own process."""
     names = {RANK_VARIABLE, MADE_UP_VARIABLE} | {
         kind.visible_devices_variable for name in AcceleratorType.names() if (kind := AcceleratorType.get(name))
     }
     try:
-        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-            items = [item.partition(b"=") for item in file.read().split(b"\0")]
-        return {key.decode(): value.decode() for key, _, value in items if key.decode("utf-8", "ignore") in names}
-    except (OSError, UnicodeDecodeError):
-        return {name: os.environ[name] for name in names & os.environ.keys()}
+        found = psutil.Process(os.getppid()).environ()
+    except (psutil.Error, OSError) as error:
+        logger.debug("the environment of the raylet is not readable: %s", error)
+        found = dict(os.environ)
+    return {name: found[name] for name in names & found.keys()}
 
 
 def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> NodeInfo:
@@ -213,17 +223,17 @@ def _combine(node: Mapping[str, Any], facts: Mapping[str, Any], now: float) -> N
 
 
 def order_nodes(nodes: Sequence[NodeInfo], order: str = "address") -> list[NodeInfo]:
-    """Nodes in the one order, with their ranks.
+    """Return nodes in cluster order, with their ranks.
 
-    Explicit ranks on all nodes win. Else the head comes first, and the others by address as numbers,
-    by name, or by a label.
+    If ``ROOST_NODE_RANK`` is set on all nodes, it decides. Else the head is first, and the others follow by address (as
+    numbers), by name, or by the value of a label.
 
     Args:
-        nodes: In any order.
+        nodes: The nodes, in any order.
         order: ``address``, ``name`` or ``label:KEY``.
 
     Raises:
-        ClusterError: Where explicit ranks or labels are not complete.
+        ClusterError: ``ROOST_NODE_RANK`` is not 0, 1, 2, … (R105), or nodes lack the label (R106).
     """
     if any(node.wanted_rank for node in nodes):
         ordered = _by_wanted_rank(nodes)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
 from roost.cluster.manager_calls import ask_managers
+from roost.cluster.nodes import NodeInfo
 from roost.placement import PlacementMode
 from roost.plan import ComponentPlan, Plan
 from roost.plan.machines import device_uuids
-from roost.topology import NodeGroup
+from roost.topology import NodeGroup, Topology
 
 __all__ = ["LivePlan", "live_plan", "pack_plan"]
 
 
 @dataclass(frozen=True)
 class LivePlan:
-    """What a running job was launched with.
+    """The plan of a running job.
 
     Attributes:
-        plan: Its components that run, and what it merely reserves.
-        uuids: The UUIDs of each node's accelerators; empty for a node where they are not known.
+        plan: The running components, and the placeholders.
+        uuids: UUIDs of each node's accelerators; empty for a node whose UUIDs are not known.
     """
 
     plan: Plan
@@ -31,15 +33,15 @@ class LivePlan:
 
 
 def pack_plan(plan: Plan, component: str) -> bytes:
-    """A component of a plan, and what the plan reserves, in few bytes: a hundredth of its JSON."""
+    """Return a component of a plan, with the plan's placeholders, as compressed JSON: about 1 % of the plan's JSON."""
     kept = tuple(part for part in plan.components if part.name == component or part.placeholder)
     return zlib.compress(Plan(plan.topology, kept, plan.mode).to_json().encode(), 1)
 
 
-def live_plan(managers: ray.actor.ActorHandle, timeout_s: float = 30.0) -> LivePlan:
-    """The plan of all groups that run now, under the names of their components.
+def live_plan(managers: ray.actor.ActorHandle[Any], timeout_s: float = 30.0) -> LivePlan:
+    """Return the plan of all running groups; blocks at most ``timeout_s``.
 
-    A second group of the same component goes by its own name.
+    A group has the name of its component; a second group of the same component has its own name.
 
     Raises:
         ClusterError: The managers have died or cannot be reached (R150), or do not answer in time (R107).
@@ -65,11 +67,11 @@ def live_plan(managers: ray.actor.ActorHandle, timeout_s: float = 30.0) -> LiveP
 
 
 class _Measured:
-    """A cluster as far as its machines are concerned."""
+    """The nodes of a running job, as :func:`~roost.plan.machines.device_uuids` reads them from a cluster."""
 
-    def __init__(self, topology: Any, nodes: Any) -> None:
+    def __init__(self, topology: Topology, nodes: Sequence[NodeInfo]) -> None:
         self.topology = topology
         self._nodes = nodes
 
-    def get_node_info(self, rank: int) -> Any:
+    def get_node_info(self, rank: int) -> NodeInfo:
         return self._nodes[rank]

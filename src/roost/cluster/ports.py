@@ -1,12 +1,12 @@
-"""Ports that are leased and held.
+"""Port leases.
 
-A port is free only until somebody else binds it, so finding one and closing it again is a race.
-A lease is two sockets per port, both held by the process that leased. The first has a name in the kernel's
-abstract namespace and makes the lease unique among all users of the network namespace. The second is bound to the
-port and keeps everybody else off until the owner binds it (a server that sets ``SO_REUSEADDR`` can bind beside it).
-A hostile user can set that option, too. So once the owner's server listens, :meth:`PortLease.exclude_others` keeps
-everybody off, also after the end of that server; :func:`is_own_server` tells whether it is the owner's.
-When the process dies, the kernel gives both back. Nothing lies in a folder that other users could prepare.
+Another process can bind a free port at any time, so finding a free port and closing it again is a race. A lease holds
+two sockets per port in the process that leases. The first socket has a name in the kernel's abstract namespace, which
+makes the lease unique among all users of the network namespace. The second one is bound to the port and keeps other
+processes away until the owner binds it; a server that sets ``SO_REUSEADDR`` can bind beside it. A hostile user can set
+that option, too, so once the owner's server listens, :meth:`PortLease.exclude_others` keeps all others away, also after
+that server has ended; :func:`is_own_server` tells whether the listening server is the owner's. When the process dies,
+the kernel closes both sockets. No file is used, so other users cannot interfere by preparing one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from roost.errors import ClusterError, Finding, Fix
 __all__ = ["PortLease", "is_own_server", "lease_ports"]
 
 LOWEST = 20_000
-"""Above Ray's own range (10002-19999)."""
+"""Lowest port that is leased: above Ray's own range (10002-19999)."""
 LISTENS = "0A"
 """The state of a listening socket in ``/proc/net/tcp``."""
 
 
 def _bounds() -> tuple[int, int]:
-    """First port, and the one after the last: beside those that the kernel hands out by itself."""
+    """Return the first port, and the one after the last; the range excludes the kernel's ephemeral ports."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first, last = (int(word) for word in file.read().split())
@@ -41,11 +41,11 @@ def _bounds() -> tuple[int, int]:
 
 
 class PortLease:
-    """Consecutive ports that are this process's until released or its death.
+    """Consecutive ports that belong to this process until they are released or the process ends.
 
     Attributes:
-        port: The first.
-        count: How many.
+        port: The first port.
+        count: Number of ports.
     """
 
     def __init__(self, port: int, locks: list[socket.socket], sockets: list[socket.socket]) -> None:
@@ -56,11 +56,14 @@ class PortLease:
 
     @property
     def ports(self) -> range:
-        """All of them."""
+        """All leased ports."""
         return range(self.port, self.port + self.count)
 
     def hand_over(self) -> int:
-        """Closes the held sockets, for a server that wants the port bare; nobody else leases it."""
+        """Close the sockets that are bound to the ports, for a server that cannot bind beside them.
+
+        The lease stays, so no other lease gets the ports. Returns the first port.
+        """
         for held in self._sockets:
             held.close()
         self._sockets.clear()
@@ -83,7 +86,7 @@ class PortLease:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, value)
 
     def release(self) -> None:
-        """Gives the ports back."""
+        """Release the ports. Safe to call twice."""
         self.hand_over()
         for lock in self._locks:
             lock.close()
@@ -105,14 +108,14 @@ _picking = threading.Lock()
 
 
 def lease_ports(count: int = 1, host: str = "") -> PortLease:
-    """Leases so many consecutive ports on this machine.
+    """Lease consecutive ports on this node.
 
     Args:
-        count: How many.
-        host: The address that the owner will bind; empty for all.
+        count: Number of ports.
+        host: The address that the owner will bind; default all addresses.
 
     Raises:
-        ClusterError: Where no such run of ports is free.
+        ClusterError: No such run of ports is free, or the number is out of range (R120).
     """
     low, high = _bounds()
     if not 1 <= count <= high - low:
@@ -128,7 +131,7 @@ def lease_ports(count: int = 1, host: str = "") -> PortLease:
                 return lease
             index += max(1, taken - start + 1)
     message = f"no {count} consecutive ports are free between {low} and {high - 1}"
-    fixes = (Fix("see who has them", "ss -tlnp"),)
+    fixes = (Fix("see which processes use them", "ss -tlnp"),)
     raise ClusterError([Finding("R120", message, fixes=fixes)])
 
 
@@ -143,7 +146,7 @@ def is_own_server(port: int) -> bool:
 
 
 def _try(start: int, count: int, host: str) -> tuple[PortLease | None, int]:
-    """A lease that begins at a port, or the port that was in the way."""
+    """Return a lease that begins at a port; or ``None``, and the port that is in use."""
     locks: list[socket.socket] = []
     sockets: list[socket.socket] = []
     for port in range(start, start + count):
@@ -159,10 +162,10 @@ def _try(start: int, count: int, host: str) -> tuple[PortLease | None, int]:
 
 
 def _lock(port: int) -> socket.socket | None:
-    """Take the name that stands for a port; ``None`` where another lease has it.
+    """Bind the abstract name of a port; return ``None`` if another lease has it.
 
-    Abstract names belong to a network namespace, as ports do. They have no owner and no permissions: whoever binds
-    a name first has it. The socket does not listen, so nobody can connect to it.
+    Abstract names belong to a network namespace, as ports do. They have no owner and no permissions: the first process
+    to bind a name has it. The socket does not listen, so no process can connect to it.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -174,10 +177,11 @@ def _lock(port: int) -> socket.socket | None:
 
 
 def _bind(host: str, port: int) -> socket.socket | None:
+    """Return a socket that is bound to a port; ``None`` if the port is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
-        probe.bind((host, port))  # without SO_REUSEADDR: fails where anybody listens or holds
+        probe.bind((host, port))  # without SO_REUSEADDR this fails if any socket is bound to the port
     except OSError:
         probe.close()
         return None

@@ -1,4 +1,4 @@
-"""Folders for files and sockets of one process, inside the private folder of the user, that are always removed."""
+"""Folders for files and sockets of one process, inside the user's private folder; abandoned ones are removed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["PrivateFolder"]
 class PrivateFolder:
     """A folder with mode 0700 that exists from first use until :meth:`close`.
 
-    Its maker holds a file lock (``flock``) on it. The kernel releases that lock however the maker ends, so the next
-    process that makes a folder of the same kind can tell which ones were left behind, and removes them.
+    The process that made it holds a file lock (``flock``) on it. The kernel releases the lock however that process ends,
+    so the next process that makes a folder of the same kind finds abandoned folders, and removes them.
 
     Args:
-        kind: Name of the folder that it is in, such as ``weights``.
-        is_large: Whether files of many gigabytes go there. The folder is then in the temporary directory: a user's
-            runtime directory is often a small file system in memory.
+        kind: Name of the parent folder, such as ``weights``.
+        is_large: Whether files of many gigabytes go there. The folder is then in the temporary directory: the runtime
+            directory of a user is often a small file system in memory.
     """
 
     def __init__(self, kind: str, *, is_large: bool = False) -> None:
@@ -31,7 +31,7 @@ class PrivateFolder:
         self._made: tuple[str, int] | None = None
 
     def path(self) -> str:
-        """Return the folder's path; make the folder where this is the first call.
+        """Return the path of the folder; the first call makes it.
 
         Raises:
             ClusterError: The private folder of the user cannot be used (R140).
@@ -54,7 +54,7 @@ class PrivateFolder:
 
 
 def _make(parent: Path) -> tuple[str, int] | None:
-    """Make a folder and lock it; ``None`` where another process removed it before it was locked."""
+    """Make a folder and lock it; return ``None`` if another process removed it before it was locked."""
     path = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent)
     lock = _locked(path)
     if lock is not None and os.path.exists(path):
@@ -65,7 +65,7 @@ def _make(parent: Path) -> tuple[str, int] | None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders whose maker has ended."""
+    """Remove the folders that nobody has locked: the processes that made them have ended."""
     for found in parent.iterdir():
         lock = _locked(str(found))
         if lock is not None:
@@ -74,7 +74,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _locked(path: str) -> int | None:
-    """Lock a folder, and return the descriptor that holds the lock; ``None`` where another process holds it."""
+    """Lock a folder, and return the descriptor that holds the lock; ``None`` if another process holds it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""All uses of Ray's private API. Ray may change it in any release; each function says what stands in for it publicly.
+"""All uses of Ray's private API, which may change in any release. Each function says why the public API is not enough.
 
 Tested with Ray 2.47.1 and the version in ``constraints.txt``.
 """
@@ -24,14 +24,14 @@ __all__ = [
 
 
 def id_of_actor(handle: Any) -> str:
-    """Return the id of an actor, in hexadecimal. ``ray.util.state`` would ask the GCS for it."""
+    """Return the id of an actor, in hexadecimal. The public ``ray.util.state`` would ask the GCS for it."""
     return str(handle._actor_id.hex())
 
 
 def connected_worker_id() -> str:
     """Return the id of this process in Ray; empty if it is not connected.
 
-    The public ``ray.get_runtime_context()`` connects a process that is not.
+    The public ``ray.get_runtime_context()`` would connect it.
     """
     import ray
 
@@ -43,9 +43,9 @@ def connected_worker_id() -> str:
 
 
 def local_node() -> Any | None:
-    """Return Ray's description of this node, which knows the folder of the session; ``None`` without a Ray.
+    """Return Ray's object of this node, which has the folder of the session; ``None`` without a Ray.
 
-    There is no public way to learn that folder. ``/tmp/ray/session_latest`` may be another session's.
+    There is no public way to get that folder: ``/tmp/ray/session_latest`` may belong to another session.
     """
     ray = sys.modules.get("ray")
     return ray._private.worker._global_node if ray is not None and ray.is_initialized() else None
@@ -55,14 +55,15 @@ def dead_drivers() -> set[str]:
     """Return Ray's ids of the drivers that have ended. ``ray.util.state.list_jobs`` needs the dashboard."""
     from ray._private.state import jobs
 
-    return {str(job["JobID"]) for job in jobs() if job["IsDead"]}
+    known: Any = jobs()  # type: ignore[no-untyped-call]
+    return {str(job["JobID"]) for job in known if job["IsDead"]}
 
 
 def free_resources_of_nodes() -> dict[str, dict[str, float]]:
     """Return the free resources by Ray's node id. ``ray.available_resources`` adds up all nodes."""
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
+    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return found
 
 
@@ -75,22 +76,24 @@ def placement_group_of(identity: str) -> Any:
 
 
 def visible_devices_variable() -> str:
-    """Return the environment variable by which Ray selects GPUs on this node: it tells whose GPUs Ray has found."""
+    """Return the visible-devices variable that Ray sets for GPUs on this node; it depends on their vendor."""
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
-    return str(get_accelerator_manager_for_resource("GPU").get_visible_accelerator_ids_env_var())
+    manager: Any = get_accelerator_manager_for_resource("GPU")
+    return str(manager.get_visible_accelerator_ids_env_var())
 
 
 def read_config_again() -> None:
-    """Have Ray read its environment variables again; it has done so when it was imported."""
-    from ray._raylet import Config
+    """Have Ray read its environment variables again; it read them when it was imported."""
+    from ray import _raylet
 
-    Config.initialize("")
+    config: Any = vars(_raylet)["Config"]
+    config.initialize("")
 
 
 @contextlib.contextmanager
 def without_sigterm_handler() -> Iterator[None]:
-    """Keep Ray's Python code from installing its handler of SIGTERM."""
+    """Keep Ray's Python code from installing its SIGTERM handler during the ``with`` block."""
     import ray
 
     utils = ray._private.utils

@@ -1,4 +1,4 @@
-"""What a caller asks of :class:`~roost.cluster.Cluster`."""
+"""The arguments of :class:`~roost.cluster.Cluster`, checked and comparable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMESPACE = "roost"
 
 
 class Request:
-    """What was asked for: two requests are the same where these are."""
+    """The cluster that a caller asks for. Requests with equal values are equal."""
 
     def __init__(
         self, num_nodes: int | None, namespace: str, address: str | None, node_order: str, section: Any
@@ -32,10 +32,10 @@ class Request:
     def of(
         num_nodes: int | None, cluster_cfg: Any, address: str | None, namespace: str | None, node_order: str | None
     ) -> Request:
-        """Return the request of the arguments of :class:`~roost.cluster.Cluster`.
+        """Return the request for some arguments of :class:`~roost.cluster.Cluster`.
 
         Raises:
-            ClusterError: An argument, or a value of the ``cluster`` section, is wrong.
+            ClusterError: An argument, or a value of the ``cluster`` section, is wrong (R113).
         """
         chosen = namespace or os.environ.get(NAMESPACE_VARIABLE) or NAMESPACE
         order = node_order or "address"
@@ -67,12 +67,12 @@ class Request:
     def __str__(self) -> str:
         what = "attached" if self.is_attach else counted(self.num_nodes, "node") if self.num_nodes else "all nodes"
         where = f", address {self.address}" if self.address else ""
-        config = ", by a cluster_cfg" if self.section is not None else ""
+        config = ", with a cluster_cfg" if self.section is not None else ""
         return f"{what}, namespace {self.namespace!r}, ordered by {self.node_order}{where}{config}"
 
 
 def seconds_from(variable: str, default: float) -> float:
-    """A number of seconds from an environment variable, or the default."""
+    """Return the number of seconds in an environment variable; without it, the default."""
     text = os.environ.get(variable)
     if not text:
         return default

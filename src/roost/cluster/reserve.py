@@ -1,17 +1,17 @@
-"""The ledger: which accelerators the job holds, so that no other Ray job can have them.
+"""The ledger: reserves accelerators of a job in Ray, so that other Ray jobs cannot get them.
 
-A node that is wanted whole costs one placement group. A part of a node costs one group per free
-accelerator for a moment: Ray does not let one choose *which* accelerator a group gets, so all free
-ones are taken, each is asked which it is, and those that are not wanted go back at once. While this
-happens other Roost jobs wait for their turn (see :mod:`roost.cluster.turn`), so that two jobs never end
-up with half each.
+A whole node is reserved by one placement group. For a part of a node, each free accelerator of the node gets a
+placement group for a moment: Ray chooses the accelerator of a group, so the ledger takes all free ones, asks each group
+for its accelerator, and removes the groups with accelerators that are not wanted. Meanwhile other Roost jobs wait for
+their turn (see :mod:`roost.cluster.turn`), so that two jobs cannot each get a half of what they need.
 
-Entries are counted: groups of one job share accelerators, and come and go one after another.
+Reservations are counted by accelerator: worker groups of one job share accelerators, and start and end at different
+times.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import random
 import threading
 import time
@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.cluster.nodes import NodeInfo
 from roost.cluster.ray_private import free_resources_of_nodes, placement_group_of
+from roost.cluster.ray_typed import nodes_of_ray
 from roost.cluster.turn import reservation_turn
 from roost.errors import Finding, Fix, ReservationError
 
@@ -47,22 +48,24 @@ __all__ = [
 ]
 
 asking_ray = threading.Lock()
-"""Older Rays end a process of which two threads ask for the state of the cluster at once."""
+"""Held while Ray's state API is called: older Rays abort a process in which two threads call it at the same time."""
 
 PROBE_S = 60.0
-"""Seconds in which the groups of single accelerators must all have said which accelerator they have."""
+"""Seconds in which all groups of single accelerators must have reported their accelerator."""
 
 _HOLD = "roost:hold"
 
+logger = logging.getLogger("roost")
+
 
 def pin(node: NodeInfo) -> dict[str, float]:
-    """The sliver of a resource that ties a bundle to a node; works in every supported Ray."""
+    """Return the small amount of a node's own resource that pins a bundle to the node, in every supported Ray."""
     return {f"node:{node.address}": 0.001}
 
 
 @dataclass
 class _Hold:
-    """One placement group of ours: what it holds on which node."""
+    """A placement group of this ledger, its node, and its accelerators."""
 
     group: PlacementGroup
     node_rank: int
@@ -71,14 +74,19 @@ class _Hold:
 
 @dataclass
 class _Entry:
-    """What one reservation asked for."""
+    """One reservation: its accelerators by node rank, and the placement groups of its CPUs."""
 
     accelerators: dict[int, tuple[int, ...]]
     cpu_holds: list[_Hold] = field(default_factory=list)
 
 
 class Ledger:
-    """Counts who uses which accelerator, and holds those that anybody uses."""
+    """Reserves the accelerators that at least one worker group of the job uses.
+
+    Args:
+        nodes: The nodes of the job, in cluster order.
+        owner: Id of the managers' actor; part of the names of the placement groups.
+    """
 
     def __init__(self, nodes: Sequence[NodeInfo], owner: str) -> None:
         self._nodes = list(nodes)
@@ -89,10 +97,10 @@ class Ledger:
         self._next_token = 1
 
     def reserve(self, accelerators: Mapping[int, Sequence[int]], cpus: Mapping[int, float], timeout_s: float) -> int:
-        """Holds accelerators (by node rank and local rank) and CPUs; returns a token.
+        """Reserve accelerators (local ranks by node rank) and CPUs (by node rank); return a token.
 
         Raises:
-            ReservationError: Naming every shortage, where they cannot be had in time.
+            ReservationError: They are not available in time; it names every shortage (R201-R206).
         """
         entry = _Entry({rank: tuple(sorted(set(wanted))) for rank, wanted in accelerators.items() if wanted})
         new = {
@@ -113,7 +121,7 @@ class Ledger:
         return token
 
     def release(self, token: int) -> None:
-        """Gives a reservation back; accelerators that nobody else uses become free."""
+        """Release a reservation; accelerators without another reservation become free in Ray."""
         entry = self._entries.pop(token, None)
         if entry is None:
             return
@@ -125,7 +133,7 @@ class Ledger:
         remove_groups(hold.group for hold in (*entry.cpu_holds, *unused))
 
     def held(self) -> dict[tuple[int, int], int]:
-        """(node rank, local rank) → how many reservations use it."""
+        """Return the number of reservations of each accelerator, by (node rank, local rank)."""
         return {key: count for key, count in self._counts.items() if count}
 
     # ---------------------------------------------------------------------------------------
@@ -135,7 +143,7 @@ class Ledger:
 
     def _check_possible(self, cpus: Mapping[int, float]) -> None:
         findings = [
-            Finding("R202", f"node {rank} has {self._nodes[rank].cpus:g} CPUs, and {count:g} are wanted")
+            Finding("R202", f"node {rank} has {self._nodes[rank].cpus:g} CPUs, and {count:g} are needed")
             for rank, count in cpus.items()
             if count > self._nodes[rank].cpus
         ]
@@ -143,12 +151,12 @@ class Ledger:
             raise ReservationError(findings)
 
     def _check_alive(self, ranks: Iterable[int]) -> None:
-        """A node that is gone does not come back with the same id: waiting for it is in vain."""
+        """Raise if a node is gone: a node never comes back with the same id, so there is nothing to wait for."""
         with asking_ray:
-            alive = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+            alive = {str(node["NodeID"]) for node in nodes_of_ray() if node["Alive"]}
         gone = [self._nodes[rank] for rank in sorted(ranks) if self._nodes[rank].ray_id not in alive]
         if gone:
-            fixes = (Fix("a new cluster, of the nodes that are there", "cluster.close(); Cluster(num_nodes=0)"),)
+            fixes = (Fix("make a new cluster, of the nodes that are left", "cluster.close(); Cluster(num_nodes=0)"),)
             raise ReservationError(
                 [Finding("R203", f"node {node.rank} ({node.address}) is gone", fixes=fixes) for node in gone]
             )
@@ -164,7 +172,7 @@ class Ledger:
             if not shortages:
                 return
             fewest = shortages if not fewest or len(shortages) < len(fewest) else fewest
-            # What is free is known with a delay: one look alone might blame the wrong accelerator.
+            # Ray reports free resources with a delay, so the shortages of one attempt may name the wrong accelerator.
             if attempt >= 3 and time.monotonic() + 0.5 > deadline:
                 raise ReservationError(_explain(fewest, timeout_s))
             time.sleep(0.2 + random.random() * 0.3)  # noqa: S311
@@ -172,7 +180,7 @@ class Ledger:
     def _attempt_in_turn(
         self, entry: _Entry, wanted: Mapping[int, Sequence[int]], cpus: Mapping[int, float], deadline: float
     ) -> list[Finding]:
-        """Try once to hold everything; return the shortages. Whatever goes wrong, nothing stays held."""
+        """Try once to reserve everything; return the shortages. After any failure nothing stays reserved."""
         made: list[PlacementGroup] = []
         kept: list[_Hold] = []
         try:
@@ -181,7 +189,7 @@ class Ledger:
                 try:
                     holds, cpu_holds, shortages = self._attempt(wanted, cpus, deadline, made)
                     if not shortages and not turn.is_mine():
-                        message = "the turn to reserve was lost to another job, since Ray did not answer in time"
+                        message = "another job took the turn to reserve, since Ray did not answer in time"
                         shortages = [Finding("R204", message)]
                     if not shortages:
                         self._holds += holds
@@ -195,11 +203,11 @@ class Ledger:
                 return shortages
         except RayError as error:
             self._check_alive({*wanted, *cpus})
-            message = f"Ray failed while accelerators were reserved: {first_line(error)}"
+            message = f"Ray failed during the reservation of accelerators: {first_line(error)}"
             raise ReservationError([Finding("R206", message)]) from error
 
     def _settle(self, before: Mapping[str, Mapping[str, float]], ranks: Iterable[int]) -> None:
-        """Waits a moment until what was given back is counted as free: the next attempt, of whomever, relies on it."""
+        """Wait up to 2 s until Ray counts the removed groups as free: the next attempt of any job relies on that."""
         deadline = time.monotonic() + 2.0
         names = [(self._nodes[rank].ray_id, self._nodes[rank].accelerator_type.ray_resource) for rank in ranks]
         while time.monotonic() < deadline:
@@ -215,11 +223,11 @@ class Ledger:
         deadline: float,
         made: list[PlacementGroup],
     ) -> tuple[list[_Hold], list[_Hold], list[Finding]]:
-        """Try to hold everything at once.
+        """Create placement groups for everything, and keep those that are wanted.
 
         Returns:
-            What holds accelerators, what holds CPUs, and the shortages. Each group is in ``made`` as soon as it
-            exists, also if this raises.
+            The holds of accelerators, the holds of CPUs, and the shortages. Every group is added to ``made`` as soon as
+            it exists, also if this method raises.
         """
         free = free_resources()
         whole: list[_Hold] = []
@@ -236,8 +244,8 @@ class Ledger:
         cpu_holds = [
             _Hold(self._group({"CPU": count, **pin(self._nodes[rank])}, made), rank) for rank, count in cpus.items()
         ]
-        patience = max(0.5, min(5.0, deadline - time.monotonic()))
-        ready = _wait([*whole, *cpu_holds, *singles], patience)
+        timeout_s = max(0.5, min(5.0, deadline - time.monotonic()))
+        ready = _wait([*whole, *cpu_holds, *singles], timeout_s)
         shortages = [
             self._shortage(hold.node_rank, free, cpus) for hold in (*whole, *cpu_holds) if id(hold) not in ready
         ]
@@ -246,14 +254,14 @@ class Ledger:
         return [*whole, *chosen], cpu_holds, shortages
 
     def _group(self, bundle: dict[str, float], made: list[PlacementGroup]) -> PlacementGroup:
-        """A placement group by whose name :func:`remove_holds` knows whose it is."""
+        """Create a placement group; its name has the owner, for :func:`remove_holds`."""
         made.append(placement_group([bundle], name=f"{_HOLD}:{self._owner}:{random.getrandbits(64):x}"))
         return made[-1]
 
     def _choose(
         self, wanted: Mapping[int, Sequence[int]], whole: Sequence[_Hold], singles: Sequence[_Hold]
     ) -> tuple[list[_Hold], list[tuple[int, int]]]:
-        """Return the holds of the single accelerators that are wanted, and (node, local rank) of those that are missing."""
+        """Return the holds of the wanted single accelerators, and the missing ones as (node rank, local rank)."""
         given = ask_accelerators([(hold.group, 0, self._nodes[hold.node_rank]) for hold in singles])
         found: dict[tuple[int, int], _Hold] = {}
         for hold, accelerator in zip(singles, given, strict=True):
@@ -277,7 +285,7 @@ class Ledger:
             return Finding("R203", f"node {rank} ({node.address}) is gone")
         text = f"{there.get(resource, 0):g} of {node.num_accelerators} {node.accelerator_type.noun}s are free"
         if rank in cpus:
-            text += f", {there.get('CPU', 0):g} of {node.cpus:g} CPUs are free and {cpus[rank]:g} are wanted"
+            text += f", {there.get('CPU', 0):g} of {node.cpus:g} CPUs are free and {cpus[rank]:g} are needed"
         return Finding("R201", f"node {rank} ({node.address}): {text}")
 
     def _taken(self, rank: int, local: int) -> Finding:
@@ -287,27 +295,30 @@ class Ledger:
 
 
 def _explain(shortages: Sequence[Finding], timeout_s: float) -> list[Finding]:
-    fixes = (Fix("see who holds what", "ray status -v"), Fix("wait longer", "ROOST_RESERVE_TIMEOUT_S=600"))
-    rule = f"waited {timeout_s:g} s for other jobs to give it back"
+    fixes = (
+        Fix("see which jobs hold accelerators", "ray status -v"),
+        Fix("wait longer", "ROOST_RESERVE_TIMEOUT_S=600"),
+    )
+    rule = f"waited {timeout_s:g} s for other jobs to release them"
     unique = {finding.message: finding for finding in shortages}
     return [Finding(f.code, f.message, rule=rule, fixes=fixes) for f in unique.values()]
 
 
 def _wait(holds: Sequence[_Hold], timeout_s: float) -> set[int]:
-    """Ids of the holds whose groups came into being in time."""
+    """Return the ``id()`` of each hold whose placement group was created in time."""
     deadline = time.monotonic() + timeout_s
     ready = set()
     for hold in holds:
-        # A group that has been there all along is not late because the one before it was.
+        # A group that exists already must not count as late because the wait for another one took all the time.
         if hold.group.wait(max(0.05, deadline - time.monotonic())):
             ready.add(id(hold))
     return ready
 
 
 def remove_holds(owner: str) -> None:
-    """Gives back what a ledger whose actor is gone has held.
+    """Remove the placement groups of a ledger whose actor has ended.
 
-    Ray keeps the placement groups of an actor until the actor and its whole driver are gone.
+    Ray itself keeps the placement groups of an actor until the whole driver has ended.
     """
     with asking_ray:
         table = placement_group_table()
@@ -317,23 +328,25 @@ def remove_holds(owner: str) -> None:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Free resources by Ray's node id."""
+    """Return the free resources of each node, by Ray's node id."""
     with asking_ray:
         return free_resources_of_nodes()
 
 
 def remove_groups(groups: Iterable[PlacementGroup]) -> None:
-    """Remove placement groups; one that cannot be removed does not keep the others."""
+    """Remove placement groups; log those that cannot be removed."""
     for group in groups:
-        with contextlib.suppress(RayError):
+        try:
             remove_placement_group(group)
+        except RayError as error:  # Ray removes it when the driver ends
+            logger.warning("a placement group could not be removed: %s", first_line(error))
 
 
 def ask_accelerators(bundles: Sequence[tuple[PlacementGroup, int, NodeInfo]]) -> list[str]:
-    """Return the id of the accelerator that each bundle of one accelerator has.
+    """Return the id of the accelerator of each bundle of one accelerator.
 
-    Nodes are asked at once, and the bundles of a node one after another: ``max_calls=0`` keeps the worker process (Ray
-    would end it after each task that has a GPU), so that the bundles of a node cost one process start.
+    Nodes are asked in parallel, and the bundles of a node one after another. ``max_calls=0`` keeps the worker process,
+    which Ray would end after each task with a GPU, so the bundles of a node cost one process start.
 
     Args:
         bundles: The placement group of each bundle, its index there, and its node.
@@ -348,7 +361,7 @@ def ask_accelerators(bundles: Sequence[tuple[PlacementGroup, int, NodeInfo]]) ->
         by_node.setdefault(node.ray_id, []).append(index)
     ids = [""] * len(bundles)
     for turn in range(max(map(len, by_node.values()), default=0)):
-        asked: dict[ray.ObjectRef, int] = {}
+        asked: dict[ray.ObjectRef[Any], int] = {}
         for indices in by_node.values():
             if turn < len(indices):
                 group, bundle, node = bundles[indices[turn]]
@@ -369,15 +382,15 @@ def ask_accelerators(bundles: Sequence[tuple[PlacementGroup, int, NodeInfo]]) ->
 
 
 def _which_accelerator(resource: str) -> str:
-    """Return the id of the accelerator of the task that calls it."""
+    """Return the id of the accelerator of the calling task."""
     found = ray.get_runtime_context().get_accelerator_ids().get(resource) or [""]
     return str(found[0])
 
 
 def _unknown(node: NodeInfo, reason: str) -> Finding:
     noun = node.accelerator_type.noun
-    message = f"node {node.rank} ({node.address}): the task that asks which {noun} it was given {reason}"
-    rule = "Ray chooses the accelerator of a task, so Roost asks for it before it keeps a part of a node"
+    message = f"node {node.rank} ({node.address}): the task that reports which {noun} Ray gave it {reason}"
+    rule = "Ray chooses the accelerator of a task, so Roost asks which one it is before it reserves a part of a node"
     fix = Fix("see why no worker process starts there", "raylet.out in Ray's session folder on that node")
     return Finding("R206", message, rule=rule, fixes=(fix,))
 

@@ -1,4 +1,4 @@
-"""The private folder of this user on this machine: notes, sockets, logs. Nobody else can put anything into it.
+"""The private folder of this user on this machine, for notes, sockets and logs. No other user can write to it.
 
 This module does not import Ray, so that short-lived processes can use it.
 """
@@ -20,14 +20,14 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def runtime_folder() -> str:
-    """Return the path of this user's private folder, and create it where it does not exist.
+    """Return the path of this user's private folder, and create it if it does not exist.
 
     It is ``$XDG_RUNTIME_DIR/roost`` where that variable names a private directory of this user, else
     ``/tmp/roost-UID``. Several processes may call this at the same time.
 
     Raises:
         ClusterError: The path exists and is a symbolic link, is no directory, belongs to another user, or is
-            accessible to other users; or it cannot be created.
+            accessible to other users; or it cannot be created (R140).
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     return private_folder(
@@ -66,10 +66,10 @@ def private_folder(path: str, elsewhere: str = _ELSEWHERE) -> str:
     reason = _wrong_owner(found) if stat.S_ISDIR(found.st_mode) else f"is {_kind(found.st_mode)}, not a directory"
     fix = Fix("remove it, or have its owner or root remove it", f"rm -rf {path}")
     if not reason and found.st_mode & _OTHERS:
-        reason = f"has mode {stat.S_IMODE(found.st_mode):04o}, so other users can reach what is in it"
-        fix = Fix("close it, after a look at what is in it", f"chmod 700 {path}")
+        reason = f"has mode {stat.S_IMODE(found.st_mode):04o}, so other users can access its contents"
+        fix = Fix("check its contents, then close it to other users", f"chmod 700 {path}")
     if reason:
-        rule = "the folder holds files and sockets of jobs: only its user may reach them"
+        rule = "the folder has files and sockets of jobs, which only its user may access"
         raise ClusterError([Finding("R140", f"the private folder {path} {reason}", rule=rule, fixes=(fix,))])
     return path
 
@@ -78,11 +78,11 @@ def open_private(path: str, flags: int, mode: int = 0o600) -> int:
     """Open a regular file of this user and return its descriptor, which child processes do not inherit.
 
     Symbolic links are not followed, and a FIFO or a device cannot make this wait. A file that does not exist is
-    created where ``flags`` have ``O_CREAT``; add ``O_EXCL`` to refuse one that exists. ``O_TRUNC`` takes effect
-    only after the checks.
+    created if ``flags`` have ``O_CREAT``; add ``O_EXCL`` to refuse an existing file. ``O_TRUNC`` takes effect only
+    after the checks.
 
     Raises:
-        ClusterError: What is there is not a regular file, has several hard links, or belongs to another user.
+        ClusterError: The path is not a regular file, has several hard links, or belongs to another user (R141).
         OSError: It cannot be opened for any other reason, as from :func:`os.open`.
     """
     safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -118,7 +118,7 @@ def open_private(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 def _open(path: str, flags: int, mode: int) -> int:
-    """Open what exists, or create it; ``O_EXCL`` makes sure that what is created is new."""
+    """Open an existing file, or create it with ``O_EXCL``, so that a created file is new."""
     if flags & os.O_CREAT and not flags & os.O_EXCL:
         try:
             return os.open(path, flags & ~os.O_CREAT)
@@ -137,13 +137,13 @@ def _is_private_directory(path: str) -> bool:
 
 
 def _wrong_owner(found: os.stat_result) -> str:
-    """What is wrong with the owner; empty where it is this user."""
+    """Return what is wrong with the owner; empty if it is this user."""
     return "" if found.st_uid == os.getuid() else f"belongs to user {found.st_uid}, not to user {os.getuid()}"
 
 
 def _refusal(path: str, reason: str) -> ClusterError:
     rule = "only regular files of this user are opened here, so that no other user decides what is read or written"
-    fix = Fix("see whose it is, then remove it", f"ls -ld {path}")
+    fix = Fix("see its owner, then remove it", f"ls -ld {path}")
     return ClusterError([Finding("R141", f"{path} {reason}", rule=rule, fixes=(fix,))])
 
 

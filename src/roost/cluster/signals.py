@@ -1,4 +1,4 @@
-"""Keeps the signal handlers of this process while Ray starts in it."""
+"""Keeping this program's SIGTERM handler while Ray starts in its process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NO_FAILURE_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 
 @contextlib.contextmanager
 def keep_signal_handlers(starts_processes: bool) -> Iterator[None]:
-    """Keep a handler of SIGTERM that this program has installed; Ray replaces it in two ways.
+    """Keep the program's handler of SIGTERM during the ``with`` block; Ray replaces it in two ways.
 
-    In Python, ``ray.init`` and the start of a node install handlers that end the process with codes of their own. In
-    C++, the core worker installs one that prints a stack and aborts. It does so without Python, which goes on
-    reporting the handler from before. Where this program has no handler, those of Ray remain.
+    In Python, ``ray.init`` and the start of a node install handlers that end the process with exit codes of Ray. In C++,
+    the core worker installs a handler that prints a stack and aborts; Python does not notice that, and still reports the
+    previous handler. If the program has no handler, those of Ray stay.
 
     Args:
-        starts_processes: Whether processes of Ray are started meanwhile. They would inherit the variable that keeps
+        starts_processes: Whether processes of Ray are started in the block. They would inherit the variable that keeps
             Ray 2.60 from installing its C++ handler, and could not report a segmentation fault. Without the variable,
             and with an older Ray, a SIGTERM may abort this process during the last moments of ``ray.init``.
     """

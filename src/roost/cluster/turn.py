@@ -1,8 +1,8 @@
 """The reservation turn: one Roost job at a time reserves accelerators on a Ray cluster.
 
 The turn is a lease in Ray's internal key-value store. The store can create a key atomically, but it can neither
-compare-and-set a value nor delete a key on a condition. Turns are therefore numbered, with a key for each: whoever
-creates the key of number ``n + 1`` has the turn, and may try as soon as turn ``n`` is over or has expired. The newest
+compare-and-set a value nor delete a key on a condition. Turns are therefore numbered, with a key for each: the
+process that creates the key of number ``n + 1`` has the turn; it may try as soon as turn ``n`` is over or has expired. The newest
 key is never deleted, so two processes that see the same turn expire cannot both succeed it.
 
 Clocks of different machines are never compared. A holder renews its turn by counting up; a waiting process measures on
@@ -13,27 +13,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.experimental.internal_kv import internal_kv_get_gcs_client
+from ray.experimental import internal_kv
 
 from roost.errors import Finding, ReservationError
 
 __all__ = ["ReservationTurn", "reservation_turn"]
 
 LEASE_S = 15.0
-"""A turn that its holder has not renewed for so many seconds has expired."""
+"""Seconds without a renewal after which a turn has expired."""
 
 RENEW_S = 3.0
+"""Seconds between two renewals of a turn."""
 REPLY_S = 5.0
 """Seconds to wait for Ray's GCS to answer one request."""
+
+logger = logging.getLogger("roost")
 
 _NAMESPACE = b"roost"
 _PREFIX = b"reservation-turn:"
@@ -52,7 +57,7 @@ class _Record:
 
 
 class ReservationTurn:
-    """A turn that this process has; made by :func:`reservation_turn`."""
+    """A turn of this process; made by :func:`reservation_turn`."""
 
     def __init__(self, number: int, record: _Record, renew_s: float) -> None:
         self._number = number
@@ -63,20 +68,24 @@ class ReservationTurn:
         self._thread.start()
 
     def is_mine(self) -> bool:
-        """Return whether no other process has taken the turn, which it may once this one has expired."""
+        """Return whether this process still has the turn; once the turn has expired, another process may take the next."""
         return max(_numbers(), default=0) == self._number
 
     def _renew(self) -> None:
         while not self._is_over.wait(self._renew_s):
             self._record = replace(self._record, renewals=self._record.renewals + 1)
-            with contextlib.suppress(RayError):
+            try:
                 _put(self._number, self._record)
+            except RayError as error:  # the next renewal may succeed; is_mine() notices a lost turn
+                logger.debug("the turn to reserve was not renewed: %s", error)
 
     def _end(self) -> None:
         self._is_over.set()
         self._thread.join()  # each request has a limit of REPLY_S
-        with contextlib.suppress(RayError):  # without this it expires
+        try:
             _put(self._number, replace(self._record, is_over=True))
+        except RayError as error:
+            logger.warning("the turn to reserve was not ended, and expires after %g s: %s", LEASE_S, error)
 
 
 @contextlib.contextmanager
@@ -93,7 +102,7 @@ def reservation_turn(
         renew_s: Seconds between renewals.
 
     Raises:
-        ReservationError: Another job had the turn until the deadline; the message names that job (R204).
+        ReservationError: Another job had the turn until the deadline (R204); the message names that job.
         RayError: Ray's GCS does not answer.
     """
     started = time.monotonic()
@@ -109,7 +118,7 @@ def reservation_turn(
             job, pid, _ = record.owner.split(":")
             waited = time.monotonic() - started
             message = (
-                f"waited {waited:.1f} s for a turn to reserve, which another Roost job has (job {job}, process {pid})"
+                f"waited {waited:.1f} s for the turn to reserve, which another Roost job has (job {job}, process {pid})"
             )
             rule = "jobs on one Ray cluster reserve accelerators one after another"
             raise ReservationError([Finding("R204", message, rule=rule)])
@@ -122,7 +131,7 @@ def reservation_turn(
 
 
 class _Patience:
-    """Measures how long a turn has not been renewed."""
+    """Measures how long the turn of another process has not been renewed."""
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._lease_s = lease_s
@@ -140,13 +149,13 @@ class _Patience:
 
 def _take(number: int, mine: _Record) -> bool:
     """Create the key of a turn; return whether this process has the turn now."""
-    client = internal_kv_get_gcs_client()
+    client = _store()
     client.internal_kv_put(_key(number), mine.encode(), False, _NAMESPACE, timeout=REPLY_S)
-    # A request that Ray has repeated says that the key existed: the value tells who created it.
+    # Ray may repeat the request, and then report that the key existed: the value shows which process created it.
     if client.internal_kv_get(_key(number), _NAMESPACE, timeout=REPLY_S) != mine.encode():
         return False
     numbers = _numbers()
-    has_turn = max(numbers, default=0) == number  # else the turn was taken and ended by others in the meantime
+    has_turn = max(numbers, default=0) == number  # else other processes have taken and ended turns in the meantime
     for unused in [other for other in numbers if other < number] if has_turn else [number]:
         client.internal_kv_del(_key(unused), False, _NAMESPACE, timeout=REPLY_S)
     return has_turn
@@ -158,18 +167,23 @@ def _newest() -> tuple[int, _Record | None]:
         number = max(_numbers(), default=0)
         if not number:
             return 0, None
-        found = internal_kv_get_gcs_client().internal_kv_get(_key(number), _NAMESPACE, timeout=REPLY_S)
+        found = _store().internal_kv_get(_key(number), _NAMESPACE, timeout=REPLY_S)
         if found is not None:  # else a newer turn began, and its holder deleted this one
             return number, _Record(**json.loads(found))
 
 
+def _store() -> Any:
+    """Return the client of Ray's key-value store."""
+    return internal_kv.internal_kv_get_gcs_client()  # type: ignore[no-untyped-call]
+
+
 def _numbers() -> list[int]:
-    keys = internal_kv_get_gcs_client().internal_kv_keys(_PREFIX, _NAMESPACE, timeout=REPLY_S)
+    keys = _store().internal_kv_keys(_PREFIX, _NAMESPACE, timeout=REPLY_S)
     return [int(key[len(_PREFIX) :]) for key in keys]
 
 
 def _put(number: int, record: _Record) -> None:
-    internal_kv_get_gcs_client().internal_kv_put(_key(number), record.encode(), True, _NAMESPACE, timeout=REPLY_S)
+    _store().internal_kv_put(_key(number), record.encode(), True, _NAMESPACE, timeout=REPLY_S)
 
 
 def _key(number: int) -> bytes:

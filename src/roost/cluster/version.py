@@ -1,4 +1,4 @@
-"""Which Ray there is, and whether it will do."""
+"""The version of the installed Ray, and the oldest one that works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLDEST = (2, 47)
 
 
 def ray_version() -> tuple[int, int]:
-    """Major and minor version of the installed Ray; (0, 0) where there is none."""
+    """Return the major and minor version of the installed Ray; (0, 0) if none is installed."""
     try:
         found = re.match(r"(\d+)\.(\d+)", version("ray"))
     except PackageNotFoundError:
@@ -22,10 +22,10 @@ def ray_version() -> tuple[int, int]:
 
 
 def check_ray() -> None:
-    """Refuses to go on without a Ray that can do what is needed.
+    """Check that Ray is installed and new enough.
 
     Raises:
-        ClusterError: With the command that installs one.
+        ClusterError: It is not (R101); the error has the command that installs it.
     """
     there = ray_version()
     if there >= OLDEST:

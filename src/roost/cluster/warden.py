@@ -1,4 +1,4 @@
-"""Ends processes that must not outlive another process. Runs as a small program of its own; see :mod:`guards`.
+"""The warden: ends processes that must not outlive another process. It is a program of its own; see :mod:`guards`.
 
 ``warden.py worker PID MARKER RAYLET`` ends the worker PID when its raylet is gone. When the worker is gone, it ends the
 worker's descendants and every process whose environment has ``ROOST_WORKER=MARKER``. A worker that is killed by
@@ -105,7 +105,7 @@ def end(known: Mapping[int, str]) -> None:
         try:
             if start_of(pid) != started:
                 continue
-            # The handle means the process that had the pid before its start time was read: no other can get the signal.
+            # The handle refers to the process whose start time was just read, so no other process can get the signal.
             if handle is not None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             else:
@@ -118,11 +118,11 @@ def end(known: Mapping[int, str]) -> None:
 
 
 def watch_worker(worker: int, marker: str, raylet: int) -> None:
-    """Watch a worker until it or its raylet is gone; then end what is left of it."""
+    """Watch a worker until it or its raylet is gone; then end the worker and its descendants."""
     born, raylet_born = start_of(worker), start_of(raylet)
     known: dict[int, str] = {}
     if born is not None:
-        remember(worker, born, known)  # now: whoever waits for this process knows that the children are watched
+        remember(worker, born, known)  # before the fork: the parent of this process waits for that
     if os.fork():
         return
     while born is not None and start_of(worker) == born:
@@ -136,7 +136,7 @@ def watch_worker(worker: int, marker: str, raylet: int) -> None:
 
 
 def watch_driver(driver: int, folder: str, package: str, removes: bool) -> None:
-    """Watch a driver until it or its Ray is gone; then end what is left of its Ray."""
+    """Watch a driver until it or its Ray is gone; then end the processes of that Ray that are left."""
     born = start_of(driver)
     known: dict[int, str] = {}
 
@@ -147,14 +147,14 @@ def watch_driver(driver: int, folder: str, package: str, removes: bool) -> None:
                 known[pid] = started
                 known.update(children_of(pid, started))  # agents and workers of a raylet
 
-    look()  # now: whoever waits for this process knows that the Ray is watched
+    look()  # before the fork: the parent of this process waits until the Ray is watched
     if os.fork():
         return
     was_seen = bool(known)
     while born is not None and start_of(driver) == born:
         look()
         was_seen = was_seen or bool(known)
-        has_ended = not os.path.isdir(folder) if removes else was_seen
+        has_ended = not os.path.isdir(folder) if removes else was_seen  # the driver has shut its Ray down
         if has_ended and not known:
             return
         time.sleep(PERIOD_S)

@@ -1,4 +1,4 @@
-"""For Roost's tests and for users': made-up machines, and a many-node Ray on one computer."""
+"""Test tools for Roost and its users: made-up topologies, and a Ray of many nodes on one computer."""
 
 from roost.cluster.local_ray import LocalRay, local_ray
 from roost.testing.machines import made_up_topology

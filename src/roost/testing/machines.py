@@ -1,4 +1,4 @@
-"""Made-up topologies that look like real ones: names, addresses, racks, memory."""
+"""Made-up topologies with the facts of real ones: names, addresses, racks, memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ __all__ = ["made_up_topology"]
 
 
 def made_up_topology(
-    machines: str, *, nodes_per_rack: int = 8, cpus: float = 128, memory_gib: float = 1024, card_gib: float = 80
+    machines: str, *, nodes_per_rack: int = 8, cpus: float = 128, memory_gib: float = 1024, accelerator_gib: float = 80
 ) -> Topology:
-    """A topology with everything that checks look at.
+    """Return a topology with all facts that the checks of a plan use.
 
-    Nodes are called ``node-0``, ``node-1``, …, have addresses from 10.0.0.1 up, a label ``rack``, and the
-    given CPUs and memory.
+    Nodes have the names ``node-0``, ``node-1``, …, addresses from 10.0.0.1 up, and a label ``rack``.
 
     Args:
-        machines: The short text of a topology.
-        nodes_per_rack: Nodes that share a rack.
+        machines: The short text of a topology, such as ``4x8`` (nodes x accelerators).
+        nodes_per_rack: Number of nodes in a rack.
         cpus: CPUs of each node.
-        memory_gib: Host memory of each node.
-        card_gib: Memory of each accelerator.
+        memory_gib: Host memory of each node, in GiB.
+        accelerator_gib: Memory of each accelerator, in GiB.
     """
     nodes = []
     for node in Topology.parse(machines).nodes:
@@ -34,7 +33,7 @@ def made_up_topology(
                 address=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
                 cpus=cpus,
                 memory_gib=memory_gib,
-                accelerator_memory_gib=card_gib if node.accelerator_ids else None,
+                accelerator_memory_gib=accelerator_gib if node.accelerator_ids else None,
                 labels={"rack": f"rack-{node.rank // nodes_per_rack}"},
             )
         )
