@@ -296,6 +296,20 @@ def test_what_is_remembered_is_bounded_and_says_so() -> None:
     assert record.started == KEPT + 1
 
 
+def test_durations_of_the_last_calls_are_remembered() -> None:
+    record = CallRecord()
+    running = record.begin("slow", "first")
+    assert record.duration_of("first") is None
+    record.end(running)
+    duration = record.duration_of("first")
+    assert duration is not None
+    assert duration >= 0.0
+    for number in range(KEPT):
+        record.end(record.begin("step", str(number)))
+    assert record.duration_of("first") is None
+    assert record.duration_of(str(KEPT - 1)) is not None
+
+
 class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
