@@ -111,7 +111,7 @@ def test_bundles_whose_probe_does_not_answer_are_given_back(
     with monkeypatch.context() as patch:
         patch.setattr(reserve, "_which_accelerator", hang)
         patch.setattr(reserve, "PROBE_S", 1.0)
-        with pytest.raises(roost.ReservationError, match=r"node 0 \(127\.0\.0\.2\): the task that asks which GPU"):
+        with pytest.raises(roost.ReservationError, match=r"node 0 \(127\.0\.0\.2\): the task that reports which GPU"):
             job.reserve_bundles(2, cpus=0)
 
 

@@ -278,7 +278,7 @@ def test_a_reservation_whose_probe_does_not_answer_is_given_back(
         patch.setattr(reserve, "_which_accelerator", _hang)
         patch.setattr(reserve, "PROBE_S", 1.0)
         with pytest.raises(
-            roost.ReservationError, match=r"node 1 \(127\.0\.0\.3\): the task that asks which GPU"
+            roost.ReservationError, match=r"node 1 \(127\.0\.0\.3\): the task that reports which GPU"
         ) as caught:
             ledger.reserve({0: ALL, 1: [2]}, {3: 1.0}, 30)
     assert set(caught.value.codes) == {"R206"}
