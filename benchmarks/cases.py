@@ -154,10 +154,10 @@ _component_each = _plan_of(
 
 CASES = {
     "floor": Case("the floor itself", floor, lambda n: n, max_growth=None),
-    "packed": Case("packed", _packed, lambda n: n, max_ratio=6.0),
-    "strided": Case("packed, 2 each, stride 4", _strided, lambda n: n // 2, max_ratio=6.0),
-    "flexible": Case("flexible", _flexible, lambda n: n, max_ratio=6.0),
-    "node": Case("node", _node, lambda n: n, max_ratio=6.0),
+    "packed": Case("packed", _packed, lambda n: n, max_ratio=10.0),
+    "strided": Case("packed, 2 each, stride 4", _strided, lambda n: n // 2, max_ratio=10.0),
+    "flexible": Case("flexible", _flexible, lambda n: n, max_ratio=10.0),
+    "node": Case("node", _node, lambda n: n, max_ratio=10.0),
     "one-range": Case("components: one range", _components(one_range), lambda n: n),
     "per-node": Case("components: a segment per node", _components(one_segment_per_node), lambda n: n),
     "plan": Case("whole job: Plan.resolve + check", _plan, full_job_processes, max_seconds=5.0, max_gib=1.0),

@@ -1,4 +1,4 @@
-"""``Placement``: where one process lives."""
+"""``Placement``: the node and the hardware of one process."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any, TypeVar
 from roost.errors import Finding, Fix, PlacementError
 from roost.hardware import AcceleratorType
 
-__all__ = ["Placement", "accept_older_names", "make_placement"]
+__all__ = ["Placement", "accept_older_names"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Placement:
-    """Where one process of a component lives.
+    """The node and the hardware of one process of a component.
 
-    The names of older launchers can be read too: ``node_id``, ``node_rank``, ``local_gpu_id``,
+    Aliases for code written for older launchers: ``node_id``, ``node_rank``, ``local_gpu_id``,
     ``cuda_visible_devices``, ``isolate_gpu``.
 
     Attributes:
-        rank: Process rank in its group.
+        rank: Rank of the process in its component.
         cluster_node_rank: Rank of its node in the cluster.
-        placement_node_rank: Index of its node among those that this placement uses.
-        local_accelerator_rank: First accelerator on the node that the process uses; -1 for none.
+        placement_node_rank: Index of its node among the nodes that the component uses.
+        local_accelerator_rank: Node-local rank of the first accelerator of the process; -1 if it has none.
         accelerator_type: Vendor of the node's accelerators.
-        local_rank: Index among the processes of this placement on its node.
-        local_world_size: How many of those there are.
-        visible_accelerators: Ids that go into the vendor's visible-devices variable.
-        isolate_accelerator: Whether it sees only its own accelerators.
-        local_hardware_ranks: Node-local ranks of the resources it was given.
-        node_group_label: The group that its resources came from.
+        local_rank: Index of the process among the processes of the component on the same node.
+        local_world_size: Number of processes of the component on the same node.
+        visible_accelerators: Accelerator ids for the vendor's visible-devices variable.
+        isolate_accelerator: Whether the process sees only its own accelerators.
+        local_hardware_ranks: Node-local ranks of the hardware given to the process.
+        node_group_label: Node group in which that hardware was counted.
     """
 
     rank: int
@@ -49,33 +49,8 @@ class Placement:
     local_hardware_ranks: tuple[int, ...]
     node_group_label: str
 
-    @property
-    def accelerators(self) -> tuple[int, ...]:
-        """Node-local ranks of the accelerators that it was given; none for robots and nodes."""
-        return self.local_hardware_ranks if self.local_accelerator_rank >= 0 else ()
-
-
-_OLDER_NAMES = {
-    "node_id": "cluster_node_rank",
-    "node_rank": "placement_node_rank",
-    "local_gpu_id": "local_accelerator_rank",
-    "cuda_visible_devices": "visible_accelerators",
-    "isolate_gpu": "isolate_accelerator",
-}
-for _old, _new in _OLDER_NAMES.items():
-    setattr(Placement, _old, property(attrgetter(_new), doc=f"Older name of ``{_new}``."))
-
-
-class _Draft:
-    """A placement before it is frozen.
-
-    The constructor of a frozen dataclass goes through ``object.__setattr__`` eleven times, which
-    is two thirds of the time that a plan of 100,000 processes takes. A draft has the same slots,
-    is filled by plain assignment, and becomes a ``Placement`` by a change of class.
-    """
-
-    __slots__ = tuple(field.name for field in fields(Placement))
-
+    # A plan of 100,000 processes makes as many placements. The constructor that the decorator writes for a frozen
+    # class takes twice the time of this one.
     def __init__(
         self,
         rank: int,
@@ -90,22 +65,48 @@ class _Draft:
         local_hardware_ranks: tuple[int, ...],
         node_group_label: str,
     ) -> None:
-        self.rank = rank
-        self.cluster_node_rank = cluster_node_rank
-        self.placement_node_rank = placement_node_rank
-        self.local_accelerator_rank = local_accelerator_rank
-        self.accelerator_type = accelerator_type
-        self.local_rank = local_rank
-        self.local_world_size = local_world_size
-        self.visible_accelerators = visible_accelerators
-        self.isolate_accelerator = isolate_accelerator
-        self.local_hardware_ranks = local_hardware_ranks
-        self.node_group_label = node_group_label
-        self.__class__ = Placement  # type: ignore[assignment]
+        _set_rank(self, rank)
+        _set_cluster_node_rank(self, cluster_node_rank)
+        _set_placement_node_rank(self, placement_node_rank)
+        _set_local_accelerator_rank(self, local_accelerator_rank)
+        _set_accelerator_type(self, accelerator_type)
+        _set_local_rank(self, local_rank)
+        _set_local_world_size(self, local_world_size)
+        _set_visible_accelerators(self, visible_accelerators)
+        _set_isolate_accelerator(self, isolate_accelerator)
+        _set_local_hardware_ranks(self, local_hardware_ranks)
+        _set_node_group_label(self, node_group_label)
+
+    @property
+    def accelerators(self) -> tuple[int, ...]:
+        """Node-local ranks of the accelerators given to the process; empty for robots and bare nodes."""
+        return self.local_hardware_ranks if self.local_accelerator_rank >= 0 else ()
 
 
-make_placement: Callable[..., Placement] = _Draft  # type: ignore[assignment]
-"""As ``Placement(...)``, three times faster; all eleven values, in order."""
+# Setters of the slots; ``__setattr__`` of a frozen class refuses.
+(
+    _set_rank,
+    _set_cluster_node_rank,
+    _set_placement_node_rank,
+    _set_local_accelerator_rank,
+    _set_accelerator_type,
+    _set_local_rank,
+    _set_local_world_size,
+    _set_visible_accelerators,
+    _set_isolate_accelerator,
+    _set_local_hardware_ranks,
+    _set_node_group_label,
+) = (getattr(Placement, field.name).__set__ for field in fields(Placement))
+
+_ALIASES = {
+    "node_id": "cluster_node_rank",
+    "node_rank": "placement_node_rank",
+    "local_gpu_id": "local_accelerator_rank",
+    "cuda_visible_devices": "visible_accelerators",
+    "isolate_gpu": "isolate_accelerator",
+}
+for _old, _new in _ALIASES.items():
+    setattr(Placement, _old, property(attrgetter(_new), doc=f"Alias of ``{_new}``."))
 
 
 def accept_older_names(names: Mapping[str, str]) -> Callable[[_F], _F]:

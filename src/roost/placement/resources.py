@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from roost.errors import Finding, Fix, PlacementError
-from roost.placement.placement import Placement, make_placement
+from roost.placement.placement import Placement
 from roost.ranks import format_ranks
 from roost.topology import CLUSTER, NODE, Topology
 
 if TYPE_CHECKING:
     from roost.topology import Node, NodeGroup
 
-__all__ = ["ACCELERATOR", "Resources", "Span", "collector_paused", "place"]
+__all__ = ["ACCELERATOR", "Resources", "Span", "place"]
 
 ACCELERATOR = "accelerator"
 
@@ -177,23 +175,7 @@ def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acce
         runs: Where each run of processes is, and the node-local resource ranks of each process.
         isolate_accelerator: Whether a process sees only its own accelerators.
     """
-    with collector_paused():
-        return _place(list(runs), isolate_accelerator)
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keeps the garbage collector from walking 100,000 new objects again and again; none is garbage."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _place(runs: list[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_accelerator: bool) -> list[Placement]:
+    runs = list(runs)
     sizes: dict[int, int] = {}
     node_index: dict[int, int] = {}
     for span, processes in runs:
@@ -219,7 +201,7 @@ def _place(runs: list[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acceler
         local_rank = placed.get(node_rank, 0)
         for first, visible, local in rows:
             append(
-                make_placement(
+                Placement(
                     rank, node_rank, index, first, kind, local_rank, size, visible, isolate_accelerator, local, label
                 )
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 from roost.errors import Finding, Fix, PlacementError, shown
 from roost.placement.placement import Placement, accept_older_names
-from roost.placement.resources import Resources, Span, collector_paused, place
+from roost.placement.resources import Resources, Span, place
 from roost.ranks import MAX_RANK
 from roost.topology import NodeGroup, Topology
 
@@ -198,11 +198,10 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         node_group_label: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(node_group_label)
-        with collector_paused():
-            given = _iterate(hardware_ranks_list, "hardware_ranks_list")
-            # One rank each is by far the most frequent case, and a list of numbers the cheapest form of it.
-            self._singles: list[int] = _single_ranks(given)
-            self._lists: list[tuple[int, ...]] = [] if self._singles else _rank_lists(given)
+        given = _iterate(hardware_ranks_list, "hardware_ranks_list")
+        # One rank per process is the usual case; a flat list of ranks is its cheapest form.
+        self._singles: list[int] = _single_ranks(given)
+        self._lists: list[tuple[int, ...]] = [] if self._singles else _rank_lists(given)
 
     @classmethod
     def _trusted(cls, lists: list[tuple[int, ...]], labels: Sequence[str]) -> FlexiblePlacementStrategy:

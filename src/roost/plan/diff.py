@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from roost.errors import counted
 from roost.placement import Placement
-from roost.placement.resources import collector_paused
 from roost.plan.machines import MachineChange, Uuids, compare_machines
 from roost.plan.plan import ENGINE, ComponentPlan, Plan
 from roost.topology import Topology
@@ -155,8 +154,7 @@ def diff_plans(before: Plan, after: Plan, before_uuids: Uuids = (), after_uuids:
         before_uuids: UUIDs of each node's accelerators in the first, where known (see ``Lock.uuids``).
         after_uuids: The same in the second.
     """
-    with collector_paused():
-        return _diff(before, after, tuple(compare_machines(before.topology, after.topology, before_uuids, after_uuids)))
+    return _diff(before, after, tuple(compare_machines(before.topology, after.topology, before_uuids, after_uuids)))
 
 
 def _diff(before: Plan, after: Plan, machines: tuple[MachineChange, ...]) -> PlanDiff:

@@ -16,7 +16,6 @@ from roost.placement import (
     Placement,
     PlacementMode,
 )
-from roost.placement.resources import collector_paused
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
 from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
@@ -131,8 +130,7 @@ class Plan:
         Raises:
             RoostError: With everything that cannot be resolved.
         """
-        with collector_paused():
-            return Plan._resolve(as_tree(config), Topology.of(topology))
+        return Plan._resolve(as_tree(config), Topology.of(topology))
 
     @staticmethod
     def _resolve(tree: Tree, whole: Topology) -> Plan:

@@ -8,7 +8,6 @@ from typing import Any
 from roost.errors import ConfigError, Finding, RoostError, shown
 from roost.hardware import AcceleratorType
 from roost.placement import Placement, PlacementMode
-from roost.placement.placement import make_placement
 from roost.plan.plan import ComponentPlan, Plan
 from roost.plan.transport import Shares, WeightTransport
 from roost.topology import Topology
@@ -201,7 +200,7 @@ def _placement(row: Any, topology: Topology) -> Placement:
     here = topology.nodes[row["cluster_node_rank"]].num_accelerators
     if row["local_accelerator_rank"] >= 0 and (not given or max(given) >= here):
         raise ValueError(f"a process uses accelerators {shown(given)} of a node with {here}")
-    return make_placement(
+    return Placement(
         row["rank"],
         row["cluster_node_rank"],
         row["placement_node_rank"],

@@ -19,7 +19,6 @@ from math import prod
 from typing import NamedTuple
 
 from roost.errors import Finding, Fix, PlacementError, counted, did_you_mean
-from roost.placement.resources import collector_paused
 from roost.plan.routes import LINKS, Link, Route, Router
 from roost.plan.shards import ITEM_BYTES, Sharding, Span, TensorShards, check_side, spans_of
 
@@ -202,8 +201,7 @@ def plan_transfer(source: Sharding, target: Sharding) -> TransferPlan:
     Raises:
         PlacementError: With everything that keeps the one side from serving the other.
     """
-    with collector_paused():
-        return _plan(source, target)
+    return _plan(source, target)
 
 
 def _plan(source: Sharding, target: Sharding) -> TransferPlan:

@@ -15,8 +15,6 @@ from typing import Any
 
 from roost.errors import Finding, RankError
 from roost.placement import Placement, PlacementMode
-from roost.placement.placement import make_placement
-from roost.placement.resources import collector_paused
 from roost.plan import ComponentPlan, Plan
 from roost.plan.environment import worker_environment
 from roost.plan.plan import ENGINE, TRAINER
@@ -43,11 +41,6 @@ _MOST_CELLS = 4096
 
 def page_data(plan: Plan) -> dict[str, Any]:
     """Plain data for the page's script."""
-    with collector_paused():
-        return _page_data(plan)
-
-
-def _page_data(plan: Plan) -> dict[str, Any]:
     shapes = _Shapes(plan)
     letters = component_letters([component.name for component in plan.components])
     return {
@@ -188,7 +181,7 @@ class _Shapes:
     def _template(self, component: ComponentPlan, placement: Placement) -> int:
         """The environment with slots for what differs; texts stand for themselves, numbers for slots."""
         slots = [_Slot(index) for index in range(len(_SLOTS))]
-        with_slots = make_placement(
+        with_slots = Placement(
             slots[0],
             placement.cluster_node_rank,
             slots[1],
