@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ import jsonschema
 import pytest
 
 import roost
-from roost.config import layout, read_job
-from roost.config.schema import PLACEMENT_PATTERN, cluster_schema, job_schema
+from roost.config import keys, read_job
+from roost.config.keys import PLACEMENT_PATTERN
+from roost.config.reference import job_file_page
+from roost.config.schema import cluster_schema, job_schema
 from roost.errors import Finding, RoostError
+from roost.source.keys import Key, Section, switch
 from roost.source.yaml import read_text
+from roost.topology.keys import ACCELERATORS, CLUSTER_FILE
 from roost.topology.load import read_topology
 
 ROOT = Path(__file__).parents[2]
@@ -101,10 +107,40 @@ def test_the_schema_has_the_keys_of_the_reader_and_no_others(where: str) -> None
     )
 
 
-def test_a_key_of_one_side_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "GROUP_KEYS", (*layout.GROUP_KEYS, "colour"))
-    with pytest.raises(LookupError, match="colour"):
-        job_schema()
+def test_a_declared_key_is_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = Key("colour", switch(), "Paint the engines.", "true")
+    monkeypatch.setattr(keys, "ROLLOUT_GROUP", replace(keys.ROLLOUT_GROUP, keys=(*keys.ROLLOUT_GROUP.keys, colour)))
+    assert "colour" in known_to_the_reader(WHERE["rollout group"][0])
+    assert "colour" in keys.ROLLOUT_GROUP.schema()["properties"]
+
+
+def test_the_reference_page_is_current() -> None:
+    """``make snapshots`` writes it anew."""
+    page = ROOT / "docs" / "job-file.md"
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        page.write_text(job_file_page(), encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == job_file_page()
+
+
+def declared(section: Section) -> Iterator[tuple[Section, Key[Any]]]:
+    for key in section.keys:
+        yield section, key
+        if key.kind.section is not None:
+            yield from declared(key.kind.section)
+
+
+ALL_KEYS = [*declared(keys.JOB), *declared(keys.COMPONENT), *declared(CLUSTER_FILE), *declared(ACCELERATORS)]
+
+
+@pytest.mark.parametrize(("section", "key"), ALL_KEYS, ids=lambda part: getattr(part, "name", ""))
+def test_examples_of_keys_are_right(section: Section, key: Key[Any]) -> None:
+    schema: Any = {**section.schema(), "$defs": job_schema()["$defs"]}
+    schema = {name: value for name, value in schema.items() if name not in ("required", "if", "else", "anyOf")}
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(plain(key.line))) == []
+    findings: list[Finding] = []
+    section.open(read_text(key.line), findings).read(key)
+    assert findings == []
+    assert key.about.endswith((".", "…"))
 
 
 def described(schema: Any, path: str = "") -> Iterator[str]:

@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
     programs = _load_programs(job)
     is_embedded = topology is not None and not os.environ.get("RAY_ADDRESS")
     if topology is not None:
-        plan = resolve(config, topology)
+        plan = resolve(job, topology)
         if not _show(plan):
             return 1
         _check_size(topology)
@@ -88,10 +88,10 @@ def run(args: Namespace) -> int:
                 stack.callback(ignore_stop_signals)
             from roost.cluster import Cluster
 
-            cluster = stack.enter_context(Cluster(cluster_cfg=job.section.plain(), namespace=args.namespace))
+            cluster = stack.enter_context(Cluster(cluster_cfg=config, namespace=args.namespace))
             stack.callback(ignore_stop_signals)
         if kept is None or not is_embedded:  # what is embedded is made up, and was looked at above
-            plan = resolve(config, cluster)
+            plan = resolve(job, cluster)
         if topology is None and not _show(plan):
             return 1
         code = _execute(job, programs, cluster, plan)

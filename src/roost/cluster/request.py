@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from roost.cluster.managers import NAMESPACE_VARIABLE
-from roost.errors import ClusterError, Finding, counted
-from roost.source import Fields, as_tree
+from roost.config import read_cluster
+from roost.errors import ClusterError, ConfigError, Finding, counted
+from roost.source import as_tree
 
 __all__ = ["Request", "seconds_from"]
 
@@ -41,16 +42,14 @@ class Request:
         order = node_order or "address"
         plain = None
         if cluster_cfg is not None:
-            section = as_tree(cluster_cfg)
-            section = section.get("cluster") or section
-            plain = section.plain()
-            findings: list[Finding] = []
-            fields = Fields(section, findings, "the cluster section")
-            wanted = fields.integer("num_nodes", 0, 0)
-            order = node_order or fields.text("node_order") or "address"
-            if findings:
-                raise ClusterError(findings)
-            num_nodes = wanted if num_nodes is None else num_nodes
+            tree = as_tree(cluster_cfg)
+            try:
+                settings = read_cluster(tree)
+            except ConfigError as error:
+                raise ClusterError(error.findings) from None
+            plain = settings.plain()
+            order = node_order or settings.node_order
+            num_nodes = (settings.num_nodes or 0) if num_nodes is None else num_nodes
         if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
             message = f"num_nodes is a whole number from 0 (all nodes) up, not {num_nodes!r}"
             raise ClusterError([Finding("R113", message)])

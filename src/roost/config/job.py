@@ -1,179 +1,202 @@
-"""The ``cluster`` section of a job, typed; every value keeps its line and column."""
+"""Reading a job file into one typed :class:`Job`; every value keeps its place in the file."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from roost.config import keys
+from roost.config.components import Component, read_components
 from roost.config.layout import LayoutSection, read_layout
-from roost.errors import Finding, Fix, Mark, raise_problems
+from roost.config.sizes import Algorithm, ParallelSizes, read_algorithm, read_sizes
+from roost.errors import Finding, Fix, raise_problems
 from roost.source import Config, Fields, Tree, as_tree, load_tree
+from roost.topology.groups import NodeGroupEntries
+from roost.topology.keys import NUM_NODES
 
-__all__ = ["Component", "Job", "load_config", "read_job"]
-
-CLUSTER_KEYS = (
-    "num_nodes", "component_placement", "layout", "node_groups", "auto_scheduler", "placement_mode", "node_order",
-)  # fmt: skip
-COMPONENT_KEYS = (
-    "node_group", "placement", "role", "gpu_share", "cpus", "memory_gib", "worker", "processes_per_engine",
-    "placeholder",
-)  # fmt: skip
-MODES = ("collocated", "disaggregated", "hybrid", "auto")
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
-WORDS_OF_YAML = {"null", "true", "false", "none", "nan", "all"}
+__all__ = ["ClusterSettings", "Job", "load_config", "read_cluster", "read_job"]
 
 
 @dataclass(frozen=True)
-class Component:
-    """One component of a job, as written.
+class ClusterSettings:
+    """The values of a ``cluster`` section that a live cluster needs.
 
     Attributes:
-        name: Its name.
-        placement: The placement text, with its place; null where it is missing.
-        entry: Everything that is said of it, by key.
-        labels: The node groups to count resources in; empty for the whole cluster.
-        role: What it does in the job; its name unless said otherwise.
-        gpu_share: Fraction of each of its accelerators that a process takes; ``None``: not said.
-        cpus: CPUs per process.
-        memory_gib: Peak memory per process on each of its accelerators.
-        worker: The class that runs in its processes, as ``module:Class``.
-        processes_per_engine: How many processes, one per node, make one engine.
-        placeholder: Reserved only; nothing is started.
+        num_nodes: Number of nodes that the job uses; ``None`` for all.
+        num_nodes_tree: That value, for the places of errors; ``None`` if it is missing.
+        node_order: ``address``, ``name`` or ``label:KEY``.
+        node_groups: The node groups as written.
     """
 
-    name: str
-    placement: Tree
-    entry: Mapping[str, Tree]
-    labels: tuple[str, ...] = ()
-    label_tree: Tree | None = None
-    role: str = ""
-    gpu_share: float | None = None
-    cpus: float | None = None
-    memory_gib: float | None = None
-    worker: str = ""
-    processes_per_engine: int = 1
-    placeholder: bool = False
+    num_nodes: int | None
+    num_nodes_tree: Tree | None
+    node_order: str
+    node_groups: NodeGroupEntries
+
+    def plain(self) -> Any:
+        """Return the whole ``cluster`` section as plain Python data."""
+        return self.node_groups.section.plain()
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job description: what Roost reads of a configuration.
+    """A job file, read once.
 
     Attributes:
-        tree: The whole configuration.
-        section: Its ``cluster`` section.
-        components: In the order of the file; those of a layout come with the machines.
-        num_nodes: Nodes that the job uses; ``None``: all there are.
-        placement_mode: A mode that the job insists on; empty: as written.
-        run: The function that runs the job, as ``module:function``.
-        layout: Numbers to place trainer and engines by, if the job has them.
+        tree: The whole configuration; all but the fields below is the job's own.
+        cluster: Nodes, their order, and node groups.
+        components: The components in the order of the file; those of a layout are added once the nodes are known.
+        components_tree: The value that places the components, for the places of errors.
+        placement_mode: The mode that the job insists on; empty if it does not.
+        run: The function that runs the job, as ``module:function``; empty if not given.
+        layout: Numbers that place trainer and engines; ``None`` without a layout.
+        sizes: Parallel sizes by section name.
+        algorithm: Settings of the algorithm.
+        problems: Everything that is wrong with the file, except for what ``sizes`` and ``algorithm`` hold.
     """
 
     tree: Tree
-    section: Tree
-    components: tuple[Component, ...]
-    num_nodes: int | None = None
+    cluster: ClusterSettings
+    components: tuple[Component, ...] = ()
+    components_tree: Tree = field(default_factory=lambda: Tree(None))
     placement_mode: str = ""
     run: str = ""
     layout: LayoutSection | None = None
+    sizes: Mapping[str, ParallelSizes] = field(default_factory=dict)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    problems: tuple[Finding, ...] = ()
 
-    def size(self, component: Component, path: str, findings: list[Finding], default: int = 1) -> int:
-        """A size from a component's own section, such as ``rollout.tensor_parallel_size``.
-
-        The section has the component's name, or that of its role.
-        """
-        section = component.name if self.tree.get(component.name) is not None else component.role
-        parent, _, key = f"{section}.{path}".rpartition(".")
-        tree = self.tree.find(parent)
-        if tree is None or not tree.is_mapping:
-            return default
-        return Fields(tree, findings, parent).integer(key, 1, default) or default
-
-    def flag(self, path: str, findings: list[Finding]) -> bool:
-        """A switch from elsewhere in the job, such as ``algorithm.recompute_logprobs``."""
-        parent, _, key = path.rpartition(".")
-        tree = self.tree.find(parent)
-        if tree is None or not tree.is_mapping:
-            return False
-        return Fields(tree, findings, parent).boolean(key)
+    def sizes_of(self, name: str, role: str) -> ParallelSizes:
+        """Return the sizes in the section with a component's name or, if there is none, with its role."""
+        return self.sizes.get(name) or self.sizes.get(role) or ParallelSizes()
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
-    """Reads a job file; what it gives keeps line and column.
+    """Read a job file into a mapping whose values keep line and column.
 
     Raises:
-        ConfigError: With every problem of the file that can be seen at once.
+        ConfigError: With every problem of the file that can be found at once.
     """
     return Config(load_tree(path))
 
 
 def read_job(config: Any, findings: list[Finding] | None = None) -> Job:
-    """The job description of a configuration.
+    """Return the job that a configuration describes.
 
     Args:
-        config: What :func:`load_config` gives, a mapping, or a ``DictConfig``.
+        config: The result of :func:`load_config`, a mapping, or a ``DictConfig``; a ``Job`` is returned as it is.
         findings: Where problems go; without it, they are raised.
+
+    Raises:
+        RoostError: With every problem, if there is no ``findings``.
     """
-    collected: list[Finding] = [] if findings is None else findings
-    job = _read(as_tree(config), collected)
+    if isinstance(config, Job):
+        job = config
+    else:
+        problems: list[Finding] = []
+        job = replace(_read(as_tree(config), problems), problems=tuple(problems))
     if findings is None:
-        raise_problems(collected)
+        raise_problems(job.problems)
+    else:
+        findings.extend(job.problems)
     return job
+
+
+def read_cluster(config: Any) -> ClusterSettings:
+    """Return the settings for a live cluster from a job, or from a ``cluster`` section alone.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    if isinstance(config, Job):
+        return config.cluster
+    tree = as_tree(config)
+    findings: list[Finding] = []
+    settings = _read_settings(Fields(tree.get("cluster") or tree, findings, keys.CLUSTER.what))
+    raise_problems(findings)
+    return settings
+
+
+def _read_settings(fields: Fields) -> ClusterSettings:
+    num_nodes = fields.read(NUM_NODES) or None
+    order = fields.read(keys.NODE_ORDER)
+    if order is not None and order not in ("address", "name") and not order.startswith("label:"):
+        fields.wrong(fields.tree.value[keys.NODE_ORDER.name], "node_order is address, name or label:KEY")
+        order = None
+    num_nodes_tree = fields.tree.get(NUM_NODES.name)
+    return ClusterSettings(num_nodes, num_nodes_tree, order or keys.NODE_ORDER.default, NodeGroupEntries(fields.tree))
 
 
 def _read(tree: Tree, findings: list[Finding]) -> Job:
     section = tree.get("cluster")
     if section is None or not section.is_mapping:
         what = "a job needs a 'cluster' section" if section is None else "the cluster section is a mapping"
-        near = tree.get("component_placement")
+        near = tree.get(keys.COMPONENT_PLACEMENT.name)
         fix = Fix("indent it under", "cluster:") if near else Fix("add it", "cluster: {component_placement: …}")
         at = tree if section is None else section
         findings.append(Finding("C206", what, (near or at).place(), fixes=(fix,)))
-        return Job(tree, Tree({}, "cluster"), ())
-    fields = Fields(section, findings, "the cluster section")
-    placements = section.get("component_placement")
+        nothing = Tree({}, "cluster")
+        return Job(tree, ClusterSettings(None, None, keys.NODE_ORDER.default, NodeGroupEntries(nothing)))
+    fields = Fields(section, findings, keys.CLUSTER.what)
     before = len(findings)
-    fields.only((*CLUSTER_KEYS, *_stray_components(fields)))
-    is_explained = any("component_placement" in str(fix) for f in findings[before:] for fix in f.fixes)
-    num_nodes = fields.integer("num_nodes", 0) or None
+    fields.only(keys.CLUSTER.names, _stray_components(fields))
+    is_explained = any(keys.COMPONENT_PLACEMENT.name in str(fix) for f in findings[before:] for fix in f.fixes)
+    settings = _read_settings(fields)
     mode = _read_mode(fields)
-    order = fields.text("node_order")
-    if order is not None and order not in ("address", "name") and not order.startswith("label:"):
-        fields.wrong(section.value["node_order"], "node_order is address, name or label:KEY")
-    layout = read_layout(section, findings)
+    layout = read_layout(fields.read(keys.LAYOUT_KEY), findings)
     if layout is not None and mode:
-        key = "placement_mode" if section.get("placement_mode") is not None else "auto_scheduler"
+        is_mode = section.get(keys.PLACEMENT_MODE.name) is not None
+        key = keys.PLACEMENT_MODE.name if is_mode else keys.AUTO_SCHEDULER.name
         fields.complain("204", f"a layout has a mode of its own, and {key} is said too", section.value[key])
     components: list[Component] = []
+    placements = fields.read(keys.COMPONENT_PLACEMENT)
     if placements is None and is_explained:
-        pass  # it is there, under another name or in another place
+        pass  # the placements stand under another key or in another place, which has been complained about
     elif layout is not None and (placements is None or placements.value is None):
-        pass  # the layout places what there is
+        pass  # the layout places the components
     elif placements is None or placements.value is None:
-        example = "component_placement: {actor: 0-7}"
         rule = "component_placement says where each component goes"
-        fields.complain(
-            "206", "nothing is placed: component_placement is missing", section, rule, [Fix("add it", example)]
-        )
+        fix = Fix("add it", "component_placement: {actor: 0-7}")
+        fields.complain("206", "nothing is placed: component_placement is missing", section, rule, [fix])
     elif not placements.is_mapping or not placements.value:
         fields.wrong(placements, "component_placement maps component names to placements")
     else:
-        components = _read_components(placements, findings)
-    run = tree.get("run")
-    program = _program(Fields(tree, findings, "the job"), "run") if run is not None and run.is_scalar else ""
-    return Job(tree, section, tuple(components), num_nodes, mode, program, layout)
+        components = read_components(placements, findings)
+    run = tree.get(keys.RUN.name)
+    program = ""
+    if run is not None and run.is_scalar:
+        program = Fields(tree, findings, keys.JOB.what).read(keys.RUN_PROGRAM)
+    return Job(
+        tree,
+        settings,
+        tuple(components),
+        placements or section,
+        mode,
+        program,
+        layout,
+        read_sizes(tree, components),
+        read_algorithm(tree),
+    )
+
+
+def _read_mode(fields: Fields) -> str:
+    is_auto = fields.read(keys.AUTO_SCHEDULER)
+    mode = fields.read(keys.PLACEMENT_MODE)
+    if is_auto and mode not in ("", "auto"):
+        at = fields.tree.value[keys.PLACEMENT_MODE.name]
+        fields.complain("204", f"auto_scheduler is true, and placement_mode is {mode}", at)
+    return mode or ("auto" if is_auto else "")
 
 
 def _stray_components(fields: Fields) -> list[str]:
-    """Keys beside ``component_placement`` that look like components: said once, with the remedy."""
+    """Return the keys beside ``component_placement`` that look like components, after complaining about each."""
     strays = []
     for key, value in fields.tree.items():
         looks_placed = value.is_scalar and re.match(r"(all|[0-9])[0-9,:\- ]*\Z", value.text)
-        if key in CLUSTER_KEYS or not looks_placed or ("," not in key and not isinstance(value.value, str)):
+        if key in keys.CLUSTER.names or not looks_placed or ("," not in key and not isinstance(value.value, str)):
             continue
         strays.append(key)
         message = f"{key!r} stands beside component_placement, not under it"
@@ -184,141 +207,3 @@ def _stray_components(fields: Fields) -> list[str]:
 
 def _quoted(key: str) -> str:
     return f'"{key}"' if "," in key else key
-
-
-def _read_mode(fields: Fields) -> str:
-    auto = fields.boolean("auto_scheduler")
-    tree = fields.tree.get("placement_mode")
-    if tree is None or tree.value is None:
-        return "auto" if auto else ""
-    if tree.value not in MODES:
-        fields.wrong(tree, "placement_mode is one of " + ", ".join(MODES))
-        return ""
-    if auto and tree.value != "auto":
-        fields.complain("204", f"auto_scheduler is true, and placement_mode is {tree.value}", tree)
-    return str(tree.value)
-
-
-def _read_components(placements: Tree, findings: list[Finding]) -> list[Component]:
-    components: list[Component] = []
-    seen: dict[str, Tree] = {}
-    for key, tree in placements.items():
-        key_tree = placements.keys[key]
-        names = _names(key, key_tree, seen, findings)
-        component = _read_component(tree, names, findings)
-        if component is not None:
-            components.extend(replace(component, name=name, role=component.role or name) for name in names)
-    return components
-
-
-def _names(key: str, key_tree: Tree, seen: dict[str, Tree], findings: list[Finding]) -> list[str]:
-    """The component names in one key; each may stand once in a job."""
-    names: list[str] = []
-    offset = 0
-    for part in key.split(","):
-        name = part.strip()
-        start = offset + len(part) - len(part.lstrip())
-        offset += len(part) + 1
-        mark = key_tree.mark(start, max(1, len(name)))
-        if not _NAME.match(name) or name.lower() in WORDS_OF_YAML:
-            findings.append(
-                Finding(
-                    "P113",
-                    f"{name[:40]!r} is not a name for a component" if name else "a component name is missing here",
-                    key_tree.place(start),
-                    (mark,),
-                    rule="letters, digits, '_', '-' and '.', beginning with a letter or '_'",
-                )
-            )
-        elif name in seen:
-            line = seen[name].line
-            before = f"; the first is in line {line}" if line else ""
-            message = f"component {name!r} is placed twice{before}"
-            rule = "a component is defined once"
-            findings.append(Finding("P112", message, key_tree.place(start), (mark,), rule=rule))
-        else:
-            seen[name] = key_tree
-            names.append(name)
-    return names
-
-
-def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Component | None:
-    if tree.is_scalar:
-        return Component("", tree, {"placement": tree})
-    what = f"the placement of {', '.join(names) or 'a component'}"
-    if tree.is_list:
-        findings.append(_list_finding(tree, what))
-        return None
-    fields = Fields(tree, findings, what)
-    fields.only(COMPONENT_KEYS)
-    placement = tree.get("placement")
-    if placement is None:
-        fields.require("placement", "placement: 0-7")
-    label_tree = tree.get("node_group")
-    labels = _labels(fields, label_tree)
-    share = fields.number("gpu_share", maximum=1.0)
-    cpus, memory_gib = fields.number("cpus"), fields.number("memory_gib")
-    role = fields.text("role") or ""
-    if placement is not None and not placement.is_scalar:
-        findings.append(_list_finding(placement, what))
-        return None
-    if labels is None:
-        return None
-    return Component(
-        "",
-        placement or Tree(None),
-        tree.value,
-        labels,
-        label_tree,
-        role,
-        share,
-        cpus,
-        memory_gib,
-        _program(fields, "worker"),
-        fields.integer("processes_per_engine", 1, 1) or 1,
-        fields.boolean("placeholder"),
-    )
-
-
-def _program(fields: Fields, key: str) -> str:
-    """A ``module:name``, or nothing."""
-    text = fields.text(key)
-    if text is not None and not re.match(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z", text):
-        fields.wrong(fields.tree.value[key], f"{key} is written module:Name")
-        return ""
-    return text or ""
-
-
-def _list_finding(tree: Tree, what: str) -> Finding:
-    ranks = [child.text for child in tree.value if child.is_scalar] if tree.is_list else []
-    paste = ",".join(ranks)
-    fixes = (Fix("as text", f'"{paste}"'),) if paste and len(paste) < 200 else ()
-    rule = "a placement is a text such as 0-7 or 0-3:0-1"
-    return Finding(
-        "P101",
-        f"{what} is a text, not {tree.kind}",
-        tree.place(),
-        (Mark(max(1, tree.column), 1),),
-        rule=rule,
-        fixes=fixes,
-    )
-
-
-def _labels(fields: Fields, tree: Tree | None) -> tuple[str, ...] | None:
-    """Labels of node groups from ``a``, ``"a,b"`` or ``[a, b]``; ``None`` where they are wrong."""
-    if tree is None:
-        return ()
-    labels: list[str] = []
-    for item in tree.value if tree.is_list else [tree]:
-        text = fields.as_text(item, "node_group")
-        if text is None:
-            return None
-        labels.extend(part.strip() for part in text.split(","))
-    if "" in labels or not labels:
-        fields.wrong(tree, "node_group is a label, or labels separated by commas")
-        return None
-    twice = next((label for label in labels if labels.count(label) > 1), None) if len(labels) < 1000 else None
-    if twice is not None:
-        fields.complain("203", f"node group {twice!r} is named twice", tree)
-        return None
-    return tuple(labels)

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from roost.config import keys
 from roost.errors import Finding
 from roost.source import Fields, Tree
 
-__all__ = ["LayoutSection", "read_layout"]
+__all__ = ["LayoutSection", "RolloutGroup", "read_layout"]
 
-MODES = ("collocated", "disaggregated", "hybrid")
-COUNTS = {
-    "actor_num_nodes": 0,
-    "actor_num_gpus_per_node": 0,
-    "rollout_num_gpus": 0,
-    "rollout_num_gpus_per_engine": 1,
-    "num_gpus_per_node": 1,
-}
-"""Counts, and the least that each may be."""
-SHARES = ("num_gpus_per_actor", "num_gpus_per_critic", "num_gpus_per_rollout_engine")
-SWITCHES = ("debug_train_only", "debug_rollout_only", "external_engines", "async_training", "use_critic")
-KEYS = ("mode", "colocate", *COUNTS, *SHARES, *SWITCHES, "rollout_groups")
-GROUP_KEYS = ("num_gpus", "num_gpus_per_engine", "placeholder")
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """Engines of one size, as written.
+
+    Attributes:
+        num_gpus: GPUs of all its engines together.
+        num_gpus_per_engine: GPUs of one engine; ``None``: as the layout says for all groups.
+        placeholder: The GPUs are reserved, and nothing is started on them.
+    """
+
+    num_gpus: int
+    num_gpus_per_engine: int | None = None
+    placeholder: bool = False
 
 
 @dataclass(frozen=True)
 class LayoutSection:
-    """A layout as written.
+    """A layout as written. The numbers are described in ``config.keys``.
 
     Attributes:
-        tree: The section.
-        mode: What it says of how trainer and engines share; empty: only ``colocate`` does.
-        arguments: What ``resolve_layout`` takes, without ``num_gpus_per_node``.
-        num_gpus_per_node: What the job believes of the nodes, if it says it.
+        tree: The section, for the places of errors.
+        mode: How trainer and engines share GPUs; empty if only ``colocate`` says so.
+        colocate: Whether trainer and engines share GPUs.
+        rollout_groups: Groups of engines; ``None`` for a single group.
     """
 
     tree: Tree
-    mode: str
-    arguments: Mapping[str, Any]
+    mode: str = ""
+    colocate: bool = False
+    actor_num_nodes: int = 1
+    actor_num_gpus_per_node: int = 0
+    rollout_num_gpus: int = 0
+    rollout_num_gpus_per_engine: int = 1
     num_gpus_per_node: int | None = None
+    num_gpus_per_actor: float | None = None
+    num_gpus_per_critic: float | None = None
+    num_gpus_per_rollout_engine: float | None = None
+    debug_train_only: bool = False
+    debug_rollout_only: bool = False
+    external_engines: bool = False
+    async_training: bool = False
+    use_critic: bool = False
+    rollout_groups: tuple[RolloutGroup, ...] | None = None
 
     def at(self, path: str) -> Tree:
-        """The value that an argument comes from; what is around it where it is not written."""
+        """Return the value at a dotted path of keys, or the innermost one around it that is written."""
         tree = self.tree
         for key in path.split("."):
             if tree.is_list and key.isdigit() and int(key) < len(tree.value):
@@ -53,56 +66,39 @@ class LayoutSection:
         return tree
 
 
-def read_layout(section: Tree, findings: list[Finding]) -> LayoutSection | None:
-    """The layout of a ``cluster`` section; ``None`` where there is none, or it is no mapping."""
-    tree = section.get("layout")
+def read_layout(tree: Tree | None, findings: list[Finding]) -> LayoutSection | None:
+    """Return the layout of a ``cluster`` section; ``None`` if it is missing or not a mapping."""
     if tree is None or tree.value is None:
         return None
-    fields = Fields(tree, findings, "the layout")
+    fields = keys.LAYOUT.open(tree, findings)
     if not fields.ok:
         return None
-    fields.only(KEYS)
-    arguments: dict[str, Any] = {}
-    for key, minimum in COUNTS.items():
-        value = fields.integer(key, minimum)
-        if value is not None:
-            arguments[key] = value
-    for key in SHARES:
-        share = fields.number(key, maximum=1.0)
-        if share is not None:
-            arguments[key] = share
-    for key in SWITCHES:
-        arguments[key] = fields.boolean(key)
-    if "actor_num_gpus_per_node" not in arguments and not arguments["debug_rollout_only"]:
-        fields.require("actor_num_gpus_per_node", "actor_num_gpus_per_node: 8")
-    arguments.setdefault("actor_num_nodes", 1)
-    arguments.setdefault("actor_num_gpus_per_node", 0)
-    if tree.get("rollout_groups") is not None:
-        arguments["rollout_groups"] = [_read_group(entry, findings) for entry in fields.entries("rollout_groups")]
-    mode, arguments["colocate"] = _read_mode(fields)
-    return LayoutSection(tree, mode, arguments, arguments.pop("num_gpus_per_node", None))
+    numbers = fields.read_all(keys.LAYOUT_NUMBERS)
+    if keys.ACTOR_GPUS_PER_NODE.name not in numbers and not numbers[keys.DEBUG_ROLLOUT_ONLY.name]:
+        fields.require(keys.ACTOR_GPUS_PER_NODE)
+    groups = None
+    if tree.get(keys.ROLLOUT_GROUPS.name) is not None:
+        groups = tuple(_read_group(entry, findings) for entry in fields.read(keys.ROLLOUT_GROUPS))
+    mode, colocate = _read_mode(fields)
+    return LayoutSection(tree, mode, colocate, **numbers, rollout_groups=groups)
 
 
 def _read_mode(fields: Fields) -> tuple[str, bool]:
-    """The mode as written, and whether trainer and engines share accelerators."""
-    tree = fields.tree.get("mode")
-    mode = ""
-    if tree is not None and tree.value is not None:
-        if tree.value in MODES:
-            mode = str(tree.value)
-        else:
-            fields.wrong(tree, "mode is one of " + ", ".join(MODES))
+    """Return the mode as written, and whether trainer and engines share GPUs."""
+    mode = fields.read(keys.LAYOUT_MODE)
     is_shared = mode in ("collocated", "hybrid")
-    colocate = fields.boolean("colocate", is_shared)
+    colocate = fields.boolean(keys.COLOCATE.name, is_shared)
     if mode and colocate != is_shared:
-        at = fields.tree.value["colocate"]
+        at = fields.tree.value[keys.COLOCATE.name]
         fields.complain("204", f"mode is {mode}, and colocate is {str(colocate).lower()}", at)
     return mode, colocate
 
 
-def _read_group(tree: Tree, findings: list[Finding]) -> dict[str, Any]:
-    fields = Fields(tree, findings, "a rollout group")
-    fields.only(GROUP_KEYS)
-    fields.require("num_gpus", "num_gpus: 8")
-    count, size = fields.integer("num_gpus", 0, 0), fields.integer("num_gpus_per_engine", 1)
-    return {"num_gpus": count, "num_gpus_per_engine": size, "placeholder": fields.boolean("placeholder")}
+def _read_group(tree: Tree, findings: list[Finding]) -> RolloutGroup:
+    fields = keys.ROLLOUT_GROUP.open(tree, findings)
+    fields.require(keys.GROUP_GPUS)
+    return RolloutGroup(
+        fields.read(keys.GROUP_GPUS) or 0,
+        fields.read(keys.GROUP_GPUS_PER_ENGINE),
+        fields.read(keys.GROUP_PLACEHOLDER),
+    )

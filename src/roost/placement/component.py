@@ -20,7 +20,6 @@ from roost.placement.strategies import (
 )
 from roost.source import Unresolved
 from roost.topology import NODE, Topology
-from roost.topology.groups import read_groups
 
 __all__ = ["ComponentPlacement", "HybridComponentPlacement", "PlacementMode"]
 
@@ -80,11 +79,11 @@ class ComponentPlacement:
         self.job: Job = read_job(config, findings)
         self.topology: Topology = _topology_of_job(self.job, topology, findings)
         self.notes: list[Finding] = []
-        self.job = expand_layout(self.job, self.topology, findings, self.notes)
+        self.job, of_layout = expand_layout(self.job, self.topology, findings, self.notes)
         self._specs: dict[str, Component] = {spec.name: spec for spec in self.job.components}
         self._resources: dict[tuple[str, ...], Resources] = {}
         self._nodes: dict[tuple[str, ...], Resources] = {}
-        self._labels_at_fault = self._labels_written() - set(self.topology.labels)
+        self._labels_at_fault = self.job.cluster.node_groups.labels - set(self.topology.labels)
         self._segments: dict[str, list[Segment]] = {}
         self._strategies: dict[str, PlacementStrategy] = {}
         parsed: dict[tuple[int, tuple[str, ...]], list[Segment]] = {}  # components of one rule share its segments
@@ -93,10 +92,13 @@ class ComponentPlacement:
             if len(findings) >= MAX_PROBLEMS:
                 break
             resources = self._resources_of(spec, findings)
-            if resources is None or "placement" not in spec.entry:
+            if resources is None or not spec.has_placement:
                 continue
             if not resources.total and findings:
                 continue  # its hardware has been complained about
+            if spec.name in of_layout:
+                self._segments[spec.name] = [of_layout[spec.name]]
+                continue
             before = len(findings)
             rule = (id(spec.placement), spec.labels)
             segments = parsed.get(rule)
@@ -188,12 +190,6 @@ class ComponentPlacement:
         self._resources[spec.labels] = resources
         return resources
 
-    def _labels_written(self) -> set[str]:
-        """Labels under ``node_groups``; one that is no group has been complained about already."""
-        entries = self.job.section.get("node_groups")
-        labels = [entry.get("label") for entry in entries.value] if entries and entries.is_list else []
-        return {label.text for label in labels if label is not None and label.is_scalar}
-
     def _general_strategy(self, name: str) -> PlacementStrategy:
         spec = self._specs[name]
         resources = self._resources[spec.labels]
@@ -262,18 +258,18 @@ class HybridComponentPlacement(ComponentPlacement):
 
 def _topology_of_job(job: Job, topology: Topology, findings: list[Finding]) -> Topology:
     """The nodes that the job uses, with its node groups."""
-    if job.num_nodes is not None and job.num_nodes > topology.num_nodes:
-        at = job.section.value["num_nodes"]
+    wanted, at = job.cluster.num_nodes, job.cluster.num_nodes_tree
+    if wanted is not None and at is not None and wanted > topology.num_nodes:
         findings.append(
             Finding(
                 "C311",
-                f"the job wants {job.num_nodes:,} nodes, and the cluster has {topology.num_nodes:,}",
+                f"the job wants {wanted:,} nodes, and the cluster has {topology.num_nodes:,}",
                 at.place(),
                 (at.mark(),),
                 (f"cluster: {topology.describe()}",),
                 fixes=(Fix("use what there is", f"num_nodes: {topology.num_nodes}"),),
             )
         )
-    elif job.num_nodes is not None:
-        topology = topology.first(job.num_nodes)
-    return topology.adding(read_groups(job.section, topology, findings))
+    elif wanted is not None:
+        topology = topology.first(wanted)
+    return topology.adding(job.cluster.node_groups.resolve(topology, findings))

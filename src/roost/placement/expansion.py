@@ -1,4 +1,4 @@
-"""``cluster.layout`` and the machines → components, placed by texts that a person could have written."""
+"""Turn ``cluster.layout`` into components, placed on the nodes of a topology."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import replace
 from roost.config import Component, Job
 from roost.config.layout import LayoutSection
 from roost.errors import Finding, Fix, PlacementError, counted
+from roost.placement.language import Segment, format_segments
 from roost.placement.layouts import EngineShare, Layout, resolve_layout
 from roost.source import Tree
 from roost.topology import Topology
 
-__all__ = ["expand_layout"]
+__all__ = ["PlacedComponent", "expand_layout"]
+
+PlacedComponent = tuple[Component, Segment]
+"""A component of a layout, and its placement."""
 
 _NOTES = {
     "debug_train_only": "debug_train_only: no engines are placed; the trainer lives on saved rollouts",
@@ -21,32 +25,34 @@ _NOTES = {
 }
 
 
-def expand_layout(job: Job, topology: Topology, findings: list[Finding], notes: list[Finding]) -> Job:
-    """The job with the components of its layout, before those that it places itself.
+def expand_layout(
+    job: Job, topology: Topology, findings: list[Finding], notes: list[Finding]
+) -> tuple[Job, dict[str, Segment]]:
+    """Return the job with the components of its layout before its other components, and their placements by name.
 
     Args:
-        job: A job; one without a layout is returned as it is.
+        job: A job; a job without a layout is returned as it is.
         topology: The nodes that the job uses.
-        findings: Where problems go, each with the place of the number it comes from.
+        findings: Where problems go, each with the place of the number that it is about.
         notes: Where notes go.
     """
     section = job.layout
     if section is None or any(finding.is_problem for finding in findings):
-        return job
-    arguments = section.arguments
+        return job, {}
     sizes = [node.num_accelerators for node in topology.nodes if node.num_accelerators]
     found = [*_check_machines(section, topology, sizes)]
     layout: Layout | None = None
     if not found:
         try:
-            layout = resolve_layout(**arguments, num_gpus_per_node=sizes)
+            layout = _resolve(section, sizes)
         except PlacementError as error:
             found += [_placed(finding, section, topology) for finding in error.findings]
     if layout is None:
         findings += found
-        return job
+        return job, {}
     found += _check_layout(section, layout)
-    components = [*_trainers(section, layout), *_engines(section, layout)]
+    placed = [*_trainers(section, layout), *_engines(section, layout)]
+    components = [component for component, _ in placed]
     if not components:
         message = "the layout places nothing"
         fix = Fix("say how many GPUs there are to place on", "rollout_num_gpus: 8")
@@ -56,7 +62,28 @@ def expand_layout(job: Job, topology: Topology, findings: list[Finding], notes: 
     findings += found
     notes += _notes(section, layout, sizes)
     mode = section.mode or _seen_mode(section, layout)
-    return replace(job, components=(*components, *job.components), layout=replace(section, mode=mode))
+    whole = replace(job, components=(*components, *job.components), layout=replace(section, mode=mode))
+    return whole, {component.name: segment for component, segment in placed}
+
+
+def _resolve(section: LayoutSection, sizes: list[int]) -> Layout:
+    return resolve_layout(
+        section.actor_num_nodes,
+        section.actor_num_gpus_per_node,
+        section.rollout_num_gpus,
+        colocate=section.colocate,
+        debug_train_only=section.debug_train_only,
+        debug_rollout_only=section.debug_rollout_only,
+        external_engines=section.external_engines,
+        async_training=section.async_training,
+        rollout_num_gpus_per_engine=section.rollout_num_gpus_per_engine,
+        use_critic=section.use_critic,
+        num_gpus_per_actor=section.num_gpus_per_actor,
+        num_gpus_per_critic=section.num_gpus_per_critic,
+        num_gpus_per_rollout_engine=section.num_gpus_per_rollout_engine,
+        num_gpus_per_node=sizes,
+        rollout_groups=section.rollout_groups,
+    )
 
 
 def _finding(code: str, message: str, at: Tree, rule: str = "", fixes: tuple[Fix, ...] = ()) -> Finding:
@@ -64,10 +91,10 @@ def _finding(code: str, message: str, at: Tree, rule: str = "", fixes: tuple[Fix
 
 
 def _placed(finding: Finding, section: LayoutSection, topology: Topology) -> Finding:
-    """A finding of the arithmetic, with the place of the value that it is about."""
+    """Return a finding of the layout arithmetic with the place of the value that it is about."""
     at = section.at(finding.place.path if finding.place else "")
     fixes = finding.fixes
-    if section.mode:  # said by mode, not by colocate
+    if section.mode:  # the job uses the key mode, not colocate
         words = {"colocate: true": "mode: collocated", "colocate: false": "mode: disaggregated"}
         for old, new in words.items():
             fixes = tuple(Fix(fix.text, fix.paste.replace(old, new)) for fix in fixes)
@@ -83,10 +110,10 @@ def _check_machines(section: LayoutSection, topology: Topology, sizes: list[int]
         message = f"a layout counts GPUs, and there are none: {topology.describe()}"
         fix = Fix("place by nodes", "component_placement: {actor: 0, rollout: 0}")
         yield _finding("P411", message, section.tree, fixes=(fix,))
-    said = section.num_gpus_per_node
-    other = next((node for node in topology.nodes if node.num_accelerators not in (0, said)), None)
-    if said is not None and other is not None:
-        message = f"num_gpus_per_node is {said}, and node {other.rank} has {counted(other.num_accelerators, 'GPU')}"
+    stated = section.num_gpus_per_node
+    other = next((node for node in topology.nodes if node.num_accelerators not in (0, stated)), None)
+    if stated is not None and other is not None:
+        message = f"num_gpus_per_node is {stated}, and node {other.rank} has {counted(other.num_accelerators, 'GPU')}"
         fix = Fix("leave it out: the machines say it")
         yield _finding("P413", message, section.at("num_gpus_per_node"), fixes=(fix,))
 
@@ -111,7 +138,7 @@ def _twice(component: Component) -> Finding:
 
 
 def _seen_mode(section: LayoutSection, layout: Layout) -> str:
-    if not section.arguments["colocate"]:
+    if not section.colocate:
         return "disaggregated"
     goes_on = layout.actor and len(layout.rollout) > len(layout.actor)
     return "hybrid" if goes_on else "collocated"
@@ -119,15 +146,15 @@ def _seen_mode(section: LayoutSection, layout: Layout) -> str:
 
 def _notes(section: LayoutSection, layout: Layout, sizes: list[int]) -> Iterable[Finding]:
     for key, text in _NOTES.items():
-        if section.arguments[key]:
+        if getattr(section, key):
             yield Finding("N115", text, severity="note")
-    wanted, left = section.arguments["actor_num_nodes"], len(layout.actor)
+    wanted, left = section.actor_num_nodes, len(layout.actor)
     touched = 0
     while left > 0:
         left -= sizes[touched]
         touched += 1
     if touched and touched != wanted:
-        each = section.arguments["actor_num_gpus_per_node"]
+        each = section.actor_num_gpus_per_node
         message = (
             f"actor: {counted(wanted, 'node')} x {counted(each, 'GPU')} are the first {len(layout.actor)} GPUs, "
             f"and these are on {counted(touched, 'node')}"
@@ -138,35 +165,36 @@ def _notes(section: LayoutSection, layout: Layout, sizes: list[int]) -> Iterable
 # Components -------------------------------------------------------------------------------------
 
 
-def _trainers(section: LayoutSection, layout: Layout) -> Iterable[Component]:
+def _trainers(section: LayoutSection, layout: Layout) -> Iterable[PlacedComponent]:
     for role, ranks in (("actor", layout.actor), ("critic", layout.critic)):
         if ranks:
             key = "actor_num_gpus_per_node" if role == "actor" else "use_critic"
-            yield _component(section, role, role, _text(ranks), key, f"num_gpus_per_{role}", layout)
+            segment = Segment(ranks, range(len(ranks)))
+            yield _component(section, role, role, segment, key, f"num_gpus_per_{role}", layout), segment
 
 
-def _engines(section: LayoutSection, layout: Layout) -> Iterable[Component]:
+def _engines(section: LayoutSection, layout: Layout) -> Iterable[PlacedComponent]:
     groups: dict[int, list[EngineShare]] = {}
     for engine in layout.engines:
         groups.setdefault(engine.group, []).append(engine)
     for group, engines in groups.items():
         ranks = range(engines[0].positions[0], engines[-1].positions[-1] + 1)
-        processes = len(engines) * engines[0].members
-        text = _text(ranks) if processes == len(ranks) else f"{_text(ranks)}:{_text(range(processes))}"
-        key = f"rollout_groups.{group}" if "rollout_groups" in section.arguments else "rollout_num_gpus"
+        segment = Segment(ranks, range(len(engines) * engines[0].members))
+        key = "rollout_num_gpus" if section.rollout_groups is None else f"rollout_groups.{group}"
         name = f"rollout-{group}" if group else "rollout"
-        component = _component(section, name, "rollout", text, key, "num_gpus_per_rollout_engine", layout)
-        yield replace(component, processes_per_engine=engines[0].members, placeholder=engines[0].placeholder)
+        component = _component(section, name, "rollout", segment, key, "num_gpus_per_rollout_engine", layout)
+        yield (
+            replace(component, processes_per_engine=engines[0].members, placeholder=engines[0].placeholder),
+            segment,
+        )
 
 
 def _component(
-    section: LayoutSection, name: str, role: str, text: str, key: str, share_key: str, layout: Layout
+    section: LayoutSection, name: str, role: str, segment: Segment, key: str, share_key: str, layout: Layout
 ) -> Component:
+    """Return a component of a layout; its placement as text is for people and for the saved plan."""
+    text = format_segments([segment])
     placement = section.at(key).standing_for(text, text)
     share = layout.shares[role]
     entry = {"placement": placement, "gpu_share": section.at(share_key).standing_for(share, f"{share:g}")}
     return Component(name, placement, entry, role=role, gpu_share=share)
-
-
-def _text(ranks: range) -> str:
-    return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

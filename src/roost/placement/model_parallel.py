@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from roost.config import Component
 from roost.errors import Finding, Fix, PlacementError
 from roost.placement.component import ComponentPlacement, Masks, PlacementMode, count_bits
 from roost.placement.resources import ACCELERATOR, Resources
 from roost.placement.strategies import PackedPlacementStrategy
 from roost.ranks import format_ranks
-from roost.source import Tree
 
 __all__ = ["ModelParallelComponentPlacement"]
 
@@ -61,8 +59,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             if role not in self._by_role:
                 message = f"model-parallel placement needs a component with role {role!r}"
                 fix = Fix("add it", f"{role}: all")
-                at = self.job.section.get("component_placement") or self.job.section
-                findings.append(Finding("P301", message, at.place(), fixes=(fix,)))
+                findings.append(Finding("P301", message, self.job.components_tree.place(), fixes=(fix,)))
         if findings:
             return
         self._read_sizes(findings)
@@ -144,17 +141,16 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     def _read_sizes(self, findings: list[Finding]) -> None:
         for role in _DISJOINT_ROLES:
-            name = self._by_role.get(role)  # a role that is not there has sizes, and no accelerators
-            spec = self._specs[name] if name else Component(role, Tree(None), {}, role=role)
+            written = self.job.sizes_of(self._by_role.get(role, role), role)  # also of roles without a component
+            findings += written.problems
             if role == "rollout":
-                tp = self.job.size(spec, "tensor_parallel_size", findings)
-                sizes = _Sizes(tp, 1, self.job.size(spec, "pipeline_parallel_size", findings))
+                sizes = _Sizes(written.engine_tensor or 1, 1, written.engine_pipeline or 1)
             else:
                 like = self._sizes.get(_SIZES_LIKE.get(role, ""), _Sizes())
                 sizes = _Sizes(
-                    self.job.size(spec, "model.tensor_model_parallel_size", findings, like.tp),
-                    self.job.size(spec, "model.context_parallel_size", findings, like.cp),
-                    self.job.size(spec, "model.pipeline_model_parallel_size", findings, like.pp),
+                    written.model_tensor or like.tp,
+                    written.model_context or like.cp,
+                    written.model_pipeline or like.pp,
                 )
             sizes = replace(sizes, world_size=count_bits(self._sets.get(role, {})))
             self._sizes[role] = sizes
@@ -243,7 +239,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             findings.append(Finding("P307", message, placement.place(), (placement.mark(),), fixes=fixes))
         if actor_tp > rollout_tp and actor_tp % rollout_tp:
             spec = self._specs[self._by_role["rollout"]]
-            tree = self.job.tree.find(f"{spec.name}.tensor_parallel_size") or spec.placement
+            tree = self.job.sizes_of(spec.name, spec.role).engine_tensor_tree or spec.placement
             fits = [str(n) for n in range(1, actor_tp + 1) if actor_tp % n == 0]
             message = f"rollout tp {rollout_tp} does not divide actor tp {actor_tp}"
             rule = "collocated: shards of the actor map onto shards of the rollout"
@@ -251,7 +247,10 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             findings.append(Finding("P307", message, tree.place(), (tree.mark(),), rule=rule, fixes=fixes))
 
     def _check_inference(self, findings: list[Finding]) -> None:
-        if "inference" not in self._sets or self.job.flag("algorithm.recompute_logprobs", findings):
+        if "inference" not in self._sets:
+            return
+        findings += self.job.algorithm.problems
+        if self.job.algorithm.recompute_logprobs:
             return
         placement = self._specs[self._by_role["inference"]].placement
         findings.append(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from roost.config import Job, read_job
 from roost.errors import Finding, Fix, Place, PlacementError, counted, did_you_mean, raise_problems
 from roost.placement import (
     ComponentPlacement,
@@ -19,7 +20,6 @@ from roost.placement import (
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
 from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
-from roost.source import Tree, as_tree
 from roost.topology import Topology
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
@@ -130,11 +130,11 @@ class Plan:
         Raises:
             RoostError: With everything that cannot be resolved.
         """
-        return Plan._resolve(as_tree(config), Topology.of(topology))
+        return Plan._resolve(read_job(config, []), Topology.of(topology))
 
     @staticmethod
-    def _resolve(tree: Tree, whole: Topology) -> Plan:
-        placed = _placement_class(tree)(tree, whole)
+    def _resolve(job: Job, whole: Topology) -> Plan:
+        placed = _placement_class(job)(job, whole)
         notes = list(placed.notes)
         if placed.topology.num_nodes < whole.num_nodes:
             used, there = placed.topology.num_nodes, whole.num_nodes
@@ -150,14 +150,8 @@ class Plan:
         findings: list[Finding] = []
         for name in sorted(by_name):
             spec = placed.spec(name)
-            tensor_parallel = max(
-                placed.job.size(spec, "model.tensor_model_parallel_size", findings),
-                placed.job.size(spec, "tensor_parallel_size", findings),
-            )
-            pipeline_parallel = max(
-                placed.job.size(spec, "model.pipeline_model_parallel_size", findings),
-                placed.job.size(spec, "pipeline_parallel_size", findings),
-            )
+            sizes = job.sizes_of(spec.name, spec.role)
+            findings += sizes.problems
             is_engine = spec.role == ENGINE and not spec.placeholder
             transports = transport_chooser.choose(by_name[name]) if is_engine else ()
             components.append(
@@ -170,10 +164,10 @@ class Plan:
                     spec.gpu_share,
                     spec.cpus,
                     spec.memory_gib,
-                    tensor_parallel,
+                    sizes.tensor,
                     transports,
-                    {key: tree.place() for key, tree in spec.entry.items() if tree.is_scalar},
-                    pipeline_parallel,
+                    spec.places(),
+                    sizes.pipeline,
                     spec.processes_per_engine,
                     spec.placeholder,
                 )
@@ -314,11 +308,10 @@ class Plan:
         return plan_from_json(text)
 
 
-def _placement_class(tree: Any) -> type[ComponentPlacement]:
-    """The reader of a job's placement mode; a mode that is wrong is complained about by any of them."""
-    mode, auto = tree.find("cluster.placement_mode"), tree.find("cluster.auto_scheduler")
-    if (mode is not None and mode.value in _MODEL_PARALLEL) or (auto is not None and auto.value is True):
+def _placement_class(job: Job) -> type[ComponentPlacement]:
+    """Return the class that places the components of a job, by the mode that the job insists on."""
+    if job.placement_mode in _MODEL_PARALLEL:
         return ModelParallelComponentPlacement
-    if mode is not None and mode.value == "hybrid":
+    if job.placement_mode == "hybrid":
         return HybridComponentPlacement
     return ComponentPlacement

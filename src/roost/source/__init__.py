@@ -6,6 +6,7 @@ configuration reads a tree, so that every complaint can point at its culprit.
 """
 
 from roost.source.fields import Fields
+from roost.source.keys import Key, Section
 from roost.source.tree import Config, Tree, Unresolved, as_tree, load_tree
 
-__all__ = ["Config", "Fields", "Tree", "Unresolved", "as_tree", "load_tree"]
+__all__ = ["Config", "Fields", "Key", "Section", "Tree", "Unresolved", "as_tree", "load_tree"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roost.errors import Finding, Fix, did_you_mean
 from roost.source.tree import Unresolved
 
 if TYPE_CHECKING:
+    from roost.source.keys import Key
     from roost.source.tree import Tree
+
+T = TypeVar("T")
 
 _LIMIT = 10**15
 """Larger numbers are typing errors."""
@@ -35,11 +38,12 @@ class Fields:
         if not self.ok:
             self.complain("203", f"{what} is a mapping, not {tree.kind}", tree)
 
-    def only(self, known: Iterable[str]) -> None:
-        """Complains about every key that is not known, with the known one that comes nearest."""
+    def only(self, known: Iterable[str], ignored: Iterable[str] = ()) -> None:
+        """Complain about every key that is neither known nor ignored, and suggest the nearest known key."""
         known = sorted(known)
+        expected = {*known, *ignored}
         for key, _ in self.tree.items():
-            if key in known:
+            if key in expected:
                 continue
             near = did_you_mean(key, known)
             fixes = [Fix(f"did you mean {near!r}?", f"{near}:")] if near else []
@@ -51,13 +55,28 @@ class Fields:
                 fixes=fixes,
             )
 
-    def require(self, key: str, example: str) -> Tree | None:
-        """The value of a key that must be there."""
-        value = self.tree.get(key)
+    def read(self, key: Key[T]) -> T:
+        """Return the value of a declared key; a wrong value adds a finding and counts as missing."""
+        return key.kind.read(self, key.name)
+
+    def read_all(self, keys: Iterable[Key[Any]]) -> dict[str, Any]:
+        """Return the values of several keys by name, without those that are missing or wrong."""
+        values = ((key.name, self.read(key)) for key in keys)
+        return {name: value for name, value in values if value is not None}
+
+    def require(self, key: Key[Any], example: str = "") -> Tree | None:
+        """Return the value of a key as written; complain and return ``None`` if it is missing or null.
+
+        Args:
+            key: The key.
+            example: A line to paste instead of the key's own example.
+        """
+        value = self.tree.get(key.name)
         if value is not None and value.value is not None:
             return value
         if self.ok:
-            self.complain("202", f"{self.what} needs {key!r}", value or self.tree, fixes=[Fix("add it", example)])
+            message = f"{self.what} needs {key.name!r}"
+            self.complain("202", message, value or self.tree, fixes=[Fix("add it", example or key.line)])
         return None
 
     def integer(self, key: str, minimum: int, default: int | None = None) -> int | None:

@@ -1,15 +1,17 @@
-"""``node_groups`` of a job or a cluster file: labels, nodes, environments, hardware."""
+"""Reading ``node_groups`` of a job file or a cluster file: labels, nodes, environments, hardware."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from roost.errors import Finding, Fix, RankError, did_you_mean
 from roost.hardware import AcceleratorType, device_key, hardware_fields, hardware_types
 from roost.ranks import format_ranks, parse_ranks
 from roost.source import Fields, Tree
+from roost.topology import keys
 from roost.topology.model import CLUSTER, NODE, Hardware, NodeEnvironment, NodeGroup, Topology
 
 RESERVED_VARIABLES = frozenset(
@@ -28,13 +30,33 @@ RESERVED_VARIABLES = frozenset(
 )
 """Variables that the plan sets; a group that set them would send workers to the wrong place."""
 
-GROUP_KEYS = ("label", "node_ranks", "env_configs", "hardware")
-ENVIRONMENT_KEYS = ("node_ranks", "env_vars", "python_interpreter_path")
-HARDWARE_KEYS = ("type", "configs")
-
 ALL_NODES = "all"
 """Stands for all nodes of the cluster in ``node_ranks`` of a group, and for all of the group in its ``env_configs``."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NodeGroupEntries:
+    """The node groups of a job as written; they are read once the nodes are known.
+
+    Attributes:
+        section: The mapping with the key ``node_groups``.
+    """
+
+    section: Tree
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """All labels as written, also those of groups that turn out to be wrong."""
+        entries = self.section.get(keys.NODE_GROUPS.name)
+        if entries is None or not entries.is_list:
+            return frozenset()
+        labels = [entry.get(keys.LABEL.name) for entry in entries.value]
+        return frozenset(label.text for label in labels if label is not None and label.is_scalar)
+
+    def resolve(self, topology: Topology, findings: list[Finding]) -> list[NodeGroup]:
+        """Return the groups on a topology; problems are added to the findings."""
+        return read_groups(self.section, topology, findings)
 
 
 def read_groups(
@@ -44,19 +66,27 @@ def read_groups(
     letter: str = "C",
     check_hardware: bool = True,
 ) -> list[NodeGroup]:
-    """The groups under ``node_groups``; what is wrong with them goes to the findings."""
+    """Return the groups under ``node_groups``; problems are added to the findings.
+
+    Args:
+        section: The mapping with the key ``node_groups``.
+        topology: The nodes, and the groups that the cluster's own description defines.
+        findings: Where problems go.
+        letter: First letter of the error codes: ``C`` for job files, ``T`` for cluster files.
+        check_hardware: Whether hardware types must be registered.
+    """
     top = Fields(section, findings, "the cluster section", letter)
     if not top.ok:
         return []
     groups: list[NodeGroup] = []
     seen: dict[str, Tree] = {}
     fields_by_label: dict[str, Fields] = {}
-    for entry in top.entries("node_groups"):
+    for entry in top.read(keys.NODE_GROUPS):
         reader = _GroupReader(entry, topology, findings, letter, check_hardware)
         group = reader.read()
         if group is None:
             continue
-        at = entry.value["label"]
+        at = entry.value[keys.LABEL.name]
         if group.label in seen:
             line = seen[group.label].line
             first = f"; the first is in line {line}" if line else ""
@@ -151,15 +181,14 @@ class _GroupReader:
     ) -> None:
         self.topology = topology
         self.check_hardware = check_hardware
-        self.fields = Fields(tree, findings, "a node group", letter)
+        self.fields = keys.NODE_GROUP.open(tree, findings, letter)
 
     def read(self) -> NodeGroup | None:
-        fields, tree = self.fields, self.fields.tree
+        fields = self.fields
         if not fields.ok:
             return None
-        fields.only(GROUP_KEYS)
-        label_tree = fields.require("label", "label: a800")
-        ranks_tree = fields.require("node_ranks", "node_ranks: 0-3")
+        label_tree = fields.require(keys.LABEL)
+        ranks_tree = fields.require(keys.GROUP_NODE_RANKS)
         label = None
         if label_tree is not None:
             label = fields.as_text(label_tree, "label")
@@ -171,7 +200,7 @@ class _GroupReader:
             ranks = self._ranks(ranks_tree, limit, f"the cluster has nodes 0-{limit[-1]}")
         self.members = frozenset(ranks)
         environments = self._environments(ranks)
-        hardware_type, hardware = self._hardware(tree.get("hardware"), ranks)
+        hardware_type, hardware = self._hardware(fields.read(keys.GROUP_HARDWARE), ranks)
         if label is None or not ranks:
             return None
         return NodeGroup(label, ranks, hardware_type, hardware, environments)
@@ -212,14 +241,13 @@ class _GroupReader:
         environments: list[NodeEnvironment] = []
         taken: set[int] = set()
         allowed = frozenset(group_ranks)
-        for tree in self.fields.entries("env_configs"):
-            fields = Fields(tree, self.fields.findings, "an env_configs entry", self.fields.letter)
+        for tree in self.fields.read(keys.ENV_CONFIGS):
+            fields = keys.ENVIRONMENT.open(tree, self.fields.findings, self.fields.letter)
             if not fields.ok:
                 continue
-            fields.only(ENVIRONMENT_KEYS)
-            ranks_tree = fields.require("node_ranks", f"node_ranks: {format_ranks(group_ranks)}")
+            ranks_tree = fields.require(keys.ENVIRONMENT_NODE_RANKS, f"node_ranks: {format_ranks(group_ranks)}")
             variables = self._variables(fields)
-            interpreter = fields.text("python_interpreter_path") or ""
+            interpreter = fields.read(keys.INTERPRETER) or ""
             if ranks_tree is None or not group_ranks:
                 continue
             rule = f"the group has nodes {format_ranks(group_ranks)}"
@@ -240,7 +268,7 @@ class _GroupReader:
             if (kind := AcceleratorType.get(vendor))
             for name in (kind.visible_devices_variable, *kind.noset_variables)
         }
-        for entry in fields.entries("env_vars"):
+        for entry in fields.entries(keys.ENV_VARS.name):
             rule = "each entry of env_vars is one 'NAME: value'"
             if not entry.is_mapping:
                 name = entry.text.partition("=")[0].strip() if entry.is_scalar else ""
@@ -278,12 +306,11 @@ class _GroupReader:
     ) -> tuple[str, tuple[tuple[int, Hardware], ...]]:
         if tree is None or tree.value is None:
             return "", ()
-        fields = Fields(tree, self.fields.findings, "hardware", self.fields.letter)
+        fields = keys.HARDWARE.open(tree, self.fields.findings, self.fields.letter)
         if not fields.ok:
             return "", ()
-        fields.only(HARDWARE_KEYS)
-        fields.require("type", "type: Franka")
-        kind = fields.text("type")
+        fields.require(keys.HARDWARE_TYPE)
+        kind = fields.read(keys.HARDWARE_TYPE)
         if kind is None:
             return "", ()
         if self.check_hardware and hardware_fields(kind) is None:
@@ -291,7 +318,7 @@ class _GroupReader:
             return kind, ()
         items: list[tuple[int, Hardware]] = []
         seen: set[tuple[int, str]] = set()
-        for entry in fields.entries("configs"):
+        for entry in fields.read(keys.HARDWARE_CONFIGS):
             item = self._hardware_config(entry, kind, group_ranks)
             if item is None:
                 continue
@@ -302,17 +329,17 @@ class _GroupReader:
             else:
                 seen.add(fingerprint)
                 items.append(item)
-        if tree.get("configs") is None:  # the machines themselves say what they carry
+        if tree.get(keys.HARDWARE_CONFIGS.name) is None:  # use the devices that the nodes carry
             nodes = self.topology.nodes
             items = [(r, item) for r in group_ranks for item in nodes[r].hardware if item.type == kind]
         return kind, tuple(sorted(items, key=lambda item: item[0]))
 
     def _hardware_config(self, tree: Tree, kind: str, group_ranks: tuple[int, ...]) -> tuple[int, Hardware] | None:
-        fields = Fields(tree, self.fields.findings, "an entry of hardware.configs", self.fields.letter)
+        fields = keys.DEVICE.open(tree, self.fields.findings, self.fields.letter)
         if not fields.ok:
             return None
-        fields.require("node_rank", "node_rank: 0")
-        rank = fields.integer("node_rank", 0)
+        fields.require(keys.DEVICE_NODE_RANK)
+        rank = fields.read(keys.DEVICE_NODE_RANK)
         values = {key: value for key, value in tree.items() if key != "node_rank"}
         sound = check_hardware_fields(fields, kind, values, must_be_registered=False)
         if rank is None:

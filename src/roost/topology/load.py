@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from roost.errors import Finding, Fix, did_you_mean, raise_problems
 from roost.hardware import AcceleratorType
-from roost.source import Fields, Tree
+from roost.source import Fields, Key, Tree
+from roost.topology import keys
 from roost.topology.groups import check_hardware_fields, check_label, read_groups
 from roost.topology.model import Hardware, Node, NodeGroup, Topology, numbered_ids
 from roost.topology.parse import MAX_ACCELERATORS_PER_NODE, MAX_NODES
-
-TOP_KEYS = ("nodes", "node_groups")
-NODE_KEYS = (
-    "count", "name", "address", "cpus", "memory_gib", "accelerators", "labels", "hardware", "group",
-)  # fmt: skip
-ACCELERATOR_KEYS = ("count", "model", "vendor", "memory_gib", "ids")
 
 
 def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = True) -> Topology:
@@ -28,12 +23,11 @@ def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = T
         TopologyError: With every problem.
     """
     findings: list[Finding] = []
-    top = Fields(tree, findings, "a cluster file", "T")
-    top.only(TOP_KEYS)
-    top.require("nodes", "nodes: [{count: 2, accelerators: {count: 8}}]")
+    top = keys.CLUSTER_FILE.open(tree, findings, "T")
+    top.require(keys.NODES)
     nodes: list[Node] = []
     members: dict[str, list[int]] = {}
-    for entry in top.entries("nodes"):
+    for entry in top.read(keys.NODES):
         first = len(nodes)
         group = _read_nodes(entry, nodes, findings)
         if group:
@@ -51,44 +45,43 @@ def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = T
 
 def _read_nodes(tree: Tree, nodes: list[Node], findings: list[Finding]) -> str | None:
     """Adds the nodes of one entry; returns the label of their group, if it names one."""
-    fields = Fields(tree, findings, "a node entry", "T")
+    fields = keys.NODE_ENTRY.open(tree, findings, "T")
     if not fields.ok:
         return None
-    fields.only(NODE_KEYS)
-    count = fields.integer("count", 1, 1) or 1
+    count = fields.read(keys.NODE_COUNT)
     if count > MAX_NODES - len(nodes):
         fields.wrong(tree.value["count"], f"a cluster has at most {MAX_NODES:,} nodes")
         return None
-    names = _one_each(fields, "name", count)
-    addresses = _one_each(fields, "address", count)
-    cpus = fields.number("cpus")
-    memory_gib = fields.number("memory_gib")
-    kind, model, card_gib, ids = _read_accelerators(tree.get("accelerators"), findings)
+    names = _one_each(fields, keys.NODE_NAME, count)
+    addresses = _one_each(fields, keys.NODE_ADDRESS, count)
+    cpus = fields.read(keys.CPUS)
+    memory_gib = fields.read(keys.NODE_MEMORY)
+    kind, model, accelerator_gib, ids = _read_accelerators(fields.read(keys.NODE_ACCELERATORS), findings)
     labels = _read_labels(fields)
-    hardware = tuple(item for entry in fields.entries("hardware") if (item := _read_hardware(entry, findings)))
+    hardware = tuple(item for entry in fields.read(keys.NODE_HARDWARE) if (item := _read_hardware(entry, findings)))
     for i in range(count):
         rank = len(nodes)
-        node = Node(rank, names[i], addresses[i], cpus, memory_gib, ids, kind, model, card_gib, labels, hardware)
+        node = Node(rank, names[i], addresses[i], cpus, memory_gib, ids, kind, model, accelerator_gib, labels, hardware)
         nodes.append(node)
-    group = fields.text("group")
-    return group if group and check_label(fields, tree.value["group"], group) else None
+    group = fields.read(keys.NODE_IN_GROUP)
+    return group if group and check_label(fields, tree.value[keys.NODE_IN_GROUP.name], group) else None
 
 
-def _one_each(fields: Fields, key: str, count: int) -> list[str]:
-    """A text per node: a list of as many, one for a single node, or ``gpu`` → ``gpu-0``, ``gpu-1``."""
-    tree = fields.tree.get(key)
+def _one_each(fields: Fields, key: Key[Tree | None], count: int) -> list[str]:
+    """Return a text for each node of an entry: a list of them, or one text; ``gpu`` gives ``gpu-0``, ``gpu-1``, …"""
+    tree = fields.read(key)
     if tree is None or tree.value is None:
         return [""] * count
     if tree.is_list:
-        texts = [fields.as_text(item, key) or "" for item in tree.value]
+        texts = [fields.as_text(item, key.name) or "" for item in tree.value]
         if len(texts) != count:
-            fields.wrong(tree, f"{key} lists one per node: {count}")
+            fields.wrong(tree, f"{key.name} lists one per node: {count}")
             return [""] * count
         return texts
-    text = fields.as_text(tree, key) or ""
+    text = fields.as_text(tree, key.name) or ""
     if count == 1:
         return [text]
-    if key == "address":
+    if key is keys.NODE_ADDRESS:
         fields.wrong(tree, f"{count} nodes have {count} addresses: a list of them")
         return [""] * count
     return [f"{text}-{i}" for i in range(count)]
@@ -102,22 +95,23 @@ def _read_accelerators(
         return none
     if isinstance(tree.value, int):  # accelerators: 8
         tree = Tree({"count": tree}, "accelerators")
-    fields = Fields(tree, findings, "accelerators", "T")
+    fields = keys.ACCELERATORS.open(tree, findings, "T")
     if not fields.ok:
         return none
-    fields.only(ACCELERATOR_KEYS)
-    id_trees = fields.entries("ids")
+    id_trees = fields.entries(keys.ACCELERATOR_IDS.name)
     ids = tuple(fields.as_text(item, "an id") or "" for item in id_trees)
-    count = fields.integer("count", 0, len(ids)) or 0
+    count = fields.read(keys.ACCELERATOR_COUNT)
+    if count is None:
+        count = len(ids)
     if count > MAX_ACCELERATORS_PER_NODE:
         fields.wrong(tree.get("count") or tree, f"a node has at most {MAX_ACCELERATORS_PER_NODE:,} accelerators")
         return none
     if ids and (len(ids) != count or len(set(ids)) != count):
         fields.wrong(tree.value["ids"], f"ids are unique, one per accelerator ({count})")
         return none
-    model = fields.text("model") or ""
-    memory_gib = fields.number("memory_gib")
-    vendor = fields.text("vendor") or "NVIDIA"
+    model = fields.read(keys.ACCELERATOR_MODEL) or ""
+    memory_gib = fields.read(keys.ACCELERATOR_MEMORY)
+    vendor = fields.read(keys.VENDOR) or keys.VENDOR.default
     kind = AcceleratorType.get(vendor)
     if kind is None or not kind.visible_devices_variable:
         near = did_you_mean(vendor, AcceleratorType.names())
@@ -130,7 +124,7 @@ def _read_accelerators(
 
 
 def _read_labels(fields: Fields) -> dict[str, str]:
-    tree = fields.tree.get("labels")
+    tree = fields.read(keys.NODE_LABELS)
     if tree is None or tree.value is None:
         return {}
     if not tree.is_mapping:
@@ -146,9 +140,9 @@ def _read_labels(fields: Fields) -> dict[str, str]:
 
 
 def _read_hardware(tree: Tree, findings: list[Finding]) -> Hardware | None:
-    fields = Fields(tree, findings, "a piece of hardware", "T")
-    fields.require("type", "type: Franka")
-    kind = fields.text("type")
+    fields = keys.NODE_DEVICE.open(tree, findings, "T")
+    fields.require(keys.NODE_DEVICE_TYPE)
+    kind = fields.read(keys.NODE_DEVICE_TYPE)
     if kind is None:
         return None
     values = {key: value for key, value in tree.items() if key != "type"}

@@ -272,12 +272,13 @@ class Topology:
             ConfigError: With every problem of the groups.
         """
         from roost.source import as_tree
+        from roost.topology import keys
         from roost.topology.groups import read_groups
 
         tree = as_tree(cluster_config)
         section = tree.get("cluster") or tree
         findings: list[Finding] = []
-        used = section.get("num_nodes")
+        used = section.get(keys.NUM_NODES.name)
         limit = used.value if used is not None and type(used.value) is int and used.value > 0 else self.num_nodes
         groups = read_groups(section, self.first(limit), findings)
         raise_problems(findings)

@@ -17,7 +17,7 @@ from roost.hardware import hardware_types
 from roost.ranks import parse_ranks
 from roost.source import Tree
 from roost.topology import Topology
-from roost.topology.groups import GROUP_KEYS
+from roost.topology.keys import NODE_GROUP
 
 __all__ = ["import_rlinf"]
 
@@ -130,7 +130,7 @@ def _read(settings: Settings, left: Left) -> _Section:
         label = str(group.get("label", index))
         if group.pop("ignore_hardware", False):
             section.without_hardware.append(label)
-        for key in [key for key in group if key not in GROUP_KEYS]:
+        for key in [key for key in group if key not in NODE_GROUP.names]:
             left.add("Keys of node groups that Roost does not have", f"{label}: {key} {group.pop(key)}")
         section.groups.append({key: _without_null(value) for key, value in group.items() if value is not None})
     return section
