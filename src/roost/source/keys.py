@@ -48,7 +48,7 @@ TEXT_SCHEMA: Schema = {"type": ["string", "number"], "pattern": r"\S"}
 _PROGRAM = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity
 class Kind(Generic[T]):
     """What the value of a key may be, and how it is read.
 
@@ -63,7 +63,7 @@ class Kind(Generic[T]):
     """
 
     read: Callable[[Fields, str], T]
-    form: Schema = field(hash=False)
+    form: Schema
     words: str
     default: str = ""
     section: Section | None = None
@@ -159,7 +159,7 @@ def entries(section: Section) -> Kind[list[Tree]]:
     return Kind(lambda fields, name: fields.entries(name), {}, f"list: {section.link}", section=section, is_list=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity
 class Key(Generic[T]):
     """One key of a mapping.
 
@@ -201,7 +201,7 @@ class Key(Generic[T]):
         return {**schema, "description": f"{self.about}{default}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity
 class Section:
     """A mapping with declared keys.
 
@@ -221,7 +221,7 @@ class Section:
     title: str
     is_open: bool = False
     is_own: bool = False
-    pattern: Schema = field(default_factory=dict, hash=False)
+    pattern: Schema = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
