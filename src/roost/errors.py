@@ -1,24 +1,25 @@
-"""Every exception of Roost, and the findings that they carry.
+"""The exceptions of Roost, and the findings that they carry.
 
 The tree::
 
     RoostError
      ├── ConfigError      (also ValueError)                  a job file, or a value in it
      ├── TopologyError    (also ValueError)                  a description of machines
-     ├── PlacementError   (also ValueError, AssertionError)  a placement that cannot be
-     ├── RankError        (also ValueError)                  a text that is no rank or range
-     ├── ClusterError     (also RuntimeError)                a cluster that cannot be had
-     │    ├── ReservationError                               accelerators that cannot be had
+     ├── PlacementError   (also ValueError, AssertionError)  an impossible placement
+     ├── RankError        (also ValueError)                  a text that is not a rank or a range
+     ├── ClusterError     (also RuntimeError)                a cluster that is missing or unsuitable
+     │    ├── ReservationError                               accelerators that cannot be reserved
      │    └── LaunchError                                    workers that did not start
-     │         └── AttestationError                          workers that got something else
+     │         └── AttestationError                          workers whose node or GPUs differ from the plan
      ├── RolloutError     (also RuntimeError)                engines, samples, the buffer or the lock
-     │    └── GenerationError                                requests that failed, beside others that did not
-     ├── CallTimeoutError (also TimeoutError)                a call that did not end in time
+     │    └── GenerationError                                some of several requests failed
+     ├── CheckpointError  (also RuntimeError)                a trainer's checkpoint that cannot be written or read
+ ├── CallTimeoutError (also TimeoutError)                a call that did not finish in time
      └── WorkerError      (also RuntimeError)                an exception in a worker
           └── WorkerDiedError                                a worker or its node is gone
 
-An error carries every problem of its input as a :class:`Finding`: what is wrong, where it
-stands, which rule it breaks, and what to write instead. ``str(error)`` shows all of them.
+An error carries every problem of its input as a :class:`Finding`: what is wrong, where, which rule it breaks, and what
+to write instead. ``str(error)`` shows the first 20 findings in full and the number of the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, Literal
 __all__ = [
     "AttestationError",
     "CallTimeoutError",
+    "CheckpointError",
     "ClusterError",
     "ConfigError",
     "Finding",
@@ -55,28 +57,28 @@ __all__ = [
 ]
 
 MAX_SHOWN = 20
-"""How many findings ``str(error)`` spells out; the rest are counted."""
+"""Number of findings that ``str(error)`` shows in full."""
 
 _CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and newline, DEL, C1
-    "\u2028\u2029\u202a-\u202e\u2066-\u2069"  # line separators; marks that turn the direction of text
-    "\ud800-\udfff]"  # halves of surrogate pairs, as in names of files that are not UTF-8: they cannot be written
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 except tab and newline, DEL, C1
+    "\u2028\u2029\u202a-\u202e\u2066-\u2069"  # line separators; marks that change the direction of text
+    "\ud800-\udfff]"  # lone surrogates, as in file names that are not UTF-8: they cannot be encoded
 )
 
 MAX_WIDTH = 110
-"""How much of a long source line is shown around its first mark."""
+"""Number of characters shown of a long source line, around its first mark."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: a file position, a dotted path of keys, or both.
+    """The place of a value: a position in a file, a dotted path of keys, or both.
 
     Attributes:
         path: Dotted keys, such as ``cluster.component_placement.actor``.
-        file: Name of the file, or ``None`` where the value did not come from one.
-        line: Line number, from 1; 0 where unknown.
-        column: Column number, from 1; 0 where unknown.
-        source: The text of that line; the value itself where it came from no file.
+        file: Name of the file; ``None`` if the value did not come from a file.
+        line: Line number, from 1; 0 if unknown.
+        column: Column number, from 1; 0 if unknown.
+        source: The text of that line, or the value itself if it did not come from a file.
     """
 
     path: str = ""
@@ -94,13 +96,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Mark:
-    """A stretch of the source line and what there is to say about it.
+    """A part of the source line, with a remark.
 
     Attributes:
         column: First column, from 1.
         length: Number of characters.
-        text: What to say.
-        primary: Whether this is the culprit (``^``) or what it collides with (``~``).
+        text: The remark; may be empty.
+        primary: Whether this part is wrong (``^``), or conflicts with the wrong part (``~``).
     """
 
     column: int
@@ -111,7 +113,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Fix:
-    """A remedy: what it does, and the text to paste."""
+    """A remedy: what it does, and a text to paste, which may be empty."""
 
     text: str
     paste: str = ""
@@ -119,10 +121,19 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing worth saying about an input: a problem, or a note.
+    """A problem of an input, or a note about it.
 
-    ``str(finding)`` is the message alone; :meth:`render` is the full text with source line,
-    rule and fixes.
+    ``str(finding)`` returns the message alone; :meth:`render` returns the full text.
+
+    Attributes:
+        code: Code in the error reference, such as ``P104``.
+        message: What is wrong, in one line.
+        place: Place of the value that is wrong, if known.
+        marks: Parts of the source line to underline.
+        context: Further facts, one per line, such as the size of the cluster.
+        rule: The rule that the input breaks.
+        fixes: Remedies.
+        severity: A ``problem`` forbids a launch, a ``note`` does not.
     """
 
     code: str
@@ -143,7 +154,7 @@ class Finding:
         return self.severity == "problem"
 
     def render(self) -> str:
-        """The full text: message, place, source with marks, context, rule, fixes."""
+        """Return the full text: message, place, source line with marks, context, rule, fixes."""
         word = "error" if self.is_problem else "note"
         lines = [f"{word}[{self.code}]: {self.message}"]
         gutter = "  "
@@ -162,7 +173,7 @@ class Finding:
 
 
 def _render_source(place: Place, marks: Sequence[Mark], gutter: str) -> list[str]:
-    """The source line with its marks under it; a long line is cut around the first mark."""
+    """Return the source line with its marks below; a long line is cut around the first mark."""
     marks = marks or (Mark(place.column, 1),)
     primary = next((mark for mark in marks if mark.primary), marks[0])
     source = place.source
@@ -199,7 +210,7 @@ def _render_source(place: Place, marks: Sequence[Mark], gutter: str) -> list[str
 
 
 class RoostError(Exception):
-    """Base of all errors that Roost raises.
+    """Base class of all errors that Roost raises.
 
     Attributes:
         findings: Every problem of the input, each with place, rule and fixes.
@@ -225,28 +236,28 @@ class RoostError(Exception):
 
 
 class ConfigError(RoostError, ValueError):
-    """A job file, or a value in it, is not what it must be."""
+    """A job file, or a value in it, is wrong."""
 
 
 class TopologyError(RoostError, ValueError):
-    """A description of machines is not what it must be."""
+    """A description of nodes is wrong."""
 
 
 class PlacementError(RoostError, ValueError, AssertionError):
-    """A placement cannot be.
+    """The requested placement is impossible.
 
-    It is an ``AssertionError`` too: code written for older launchers catches that.
+    It is also an ``AssertionError``, because code written for older launchers catches that.
     """
 
 
 class RankError(RoostError, ValueError):
-    """A text is not a rank, a range, or a list of them; whoever knows its place says more.
+    """A text is not a rank, a range, or a list of them. Code that knows the place of the text adds it.
 
     Attributes:
-        reason: What is wrong, in words for people.
-        offset: Where in the text, from 0.
-        length: How many characters are concerned.
-        suggestion: A text that is right and probably meant, or empty.
+        reason: What is wrong.
+        offset: Position of the wrong part in the text, from 0.
+        length: Number of characters of the wrong part.
+        suggestion: A correct text that was probably meant; empty if there is none.
     """
 
     def __init__(self, reason: str, offset: int = 0, length: int = 1, suggestion: str = "") -> None:
@@ -261,31 +272,31 @@ class RankError(RoostError, ValueError):
 
 
 class ClusterError(RoostError, RuntimeError):
-    """A cluster cannot be had, or is not what was asked for."""
+    """A cluster cannot be reached or started, or is not as requested."""
 
 
 class ReservationError(ClusterError):
-    """Accelerators, CPUs or anything else cannot be reserved."""
+    """Accelerators, CPUs or other Ray resources cannot be reserved."""
 
 
 class LaunchError(ClusterError):
-    """Workers did not start; nothing of their group is left running."""
+    """A worker group did not start; none of its processes is left running."""
 
 
 class AttestationError(LaunchError):
-    """Workers started, and found something else than their plan says."""
+    """Workers started on another node or with other accelerators than their plan says."""
 
 
 class RolloutError(RoostError, RuntimeError):
-    """Generating went wrong: an engine, its samples, the buffer that keeps them, or the lock around weights."""
+    """Generation failed: in an engine, its samples, the buffer that keeps them, or the lock around weights."""
 
 
 class GenerationError(RolloutError):
-    """Requests failed or timed out; what the other requests gave is kept.
+    """Some requests failed or timed out; the results of the others are kept.
 
     Attributes:
-        finished: What was generated nevertheless, by its index in the list that was given: the outputs of a
-            request where ``EngineClient`` raises, a finished ``SampleGroup`` where ``RolloutManager`` raises.
+        finished: Results of the requests that succeeded, by their index in the list of requests. Each is the outputs
+            of a request if ``EngineClient`` raises, and a finished ``SampleGroup`` if ``RolloutManager`` raises.
     """
 
     def __init__(self, findings: Iterable[Finding] | str = (), finished: Mapping[int, Any] | None = None) -> None:
@@ -300,10 +311,10 @@ class WorkerError(RoostError, RuntimeError):
     """An exception in a worker.
 
     Attributes:
-        group: Name of its group.
-        rank: Its rank.
-        node_rank: Its node.
-        remote_traceback: The traceback, as the worker saw it.
+        group: Name of the worker group.
+        rank: Rank of the worker; -1 if unknown.
+        node_rank: Rank of its node; -1 if unknown.
+        remote_traceback: The traceback in the worker process.
     """
 
     def __init__(
@@ -334,18 +345,20 @@ class CheckpointError(RoostError, RuntimeError):
 
 
 class CallTimeoutError(RoostError, TimeoutError):
-    """A call did not end in time; it says what it waited for: ranks that are still at it, who holds what."""
+    """A call did not finish in time. The message names the ranks still running, or the holder of the lock."""
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process, or the node it was on, is gone."""
+    """A worker process, or its node, died."""
 
 
 def raise_problems(findings: Iterable[Finding]) -> None:
-    """Raises one error that carries all problems among the findings; none: returns.
+    """Raise one error with all problems among the findings; return if there are none.
 
-    A placement fault makes it a :class:`PlacementError`, whatever else was found beside it;
-    faults of machine descriptions alone make a :class:`TopologyError`.
+    Raises:
+        PlacementError: At least one problem is about a placement.
+        TopologyError: All problems are about the description of nodes.
+        ConfigError: Otherwise.
     """
     problems = tuple(finding for finding in findings if finding.is_problem)
     if not problems:
@@ -359,21 +372,21 @@ def raise_problems(findings: Iterable[Finding]) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 process``, ``4 processes``, ``12,000 GPUs``."""
+    """Return a count with its noun: ``1 process``, ``4 processes``, ``12,000 GPUs``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
 def printable(text: str) -> str:
-    r"""Return a text in which control characters are spelled out (``\x1b``), so that no terminal obeys them.
+    r"""Return a text in which control characters are spelled out (``\x1b``), so that a terminal does not interpret them.
 
-    Labels, paths, addresses and contents of files may come from somebody else. Newlines and tabs stay as they are.
+    Labels, paths, addresses and file contents may come from other users. Newlines and tabs are kept.
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def shown(value: object, width: int = 60) -> str:
-    """A value for a message: short, and whatever it is (an int may be too long to print)."""
+    """Return any value as a short text for a message. Python may refuse to print a value, such as a very long integer."""
     try:
         text = repr(value)
     except Exception:
@@ -382,10 +395,10 @@ def shown(value: object, width: int = 60) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The known word that comes nearest to a mistyped one, if any is near."""
+    """Return the known word nearest to a mistyped word; ``None`` if no word is near."""
     if len(word) > 100:
         return None
-    import difflib  # only a mistyped word is worth the time
+    import difflib  # slow to import, and needed only for mistyped words
 
     by_folded = {candidate.casefold(): candidate for candidate in known}
     near = difflib.get_close_matches(word.casefold(), list(by_folded)[:10_000], n=1, cutoff=0.6)

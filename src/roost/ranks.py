@@ -1,7 +1,7 @@
 """The rank grammar: ``3``, ``0-7``, ``0-3,5,8-11``.
 
-Ranks are ASCII digits, ranges are inclusive, spaces do not matter. A list of ranks is kept as a
-tuple of ``range`` objects, so that ``0-999999999999`` costs nothing until someone asks for it.
+Ranks are ASCII digits, ranges are inclusive, spaces are ignored. A list of ranks is a tuple of ``range`` objects, so
+that parsing ``0-999999999999`` does not build a list.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from roost.errors import RankError
 __all__ = ["MAX_RANK", "format_ranks", "parse_range", "parse_ranks"]
 
 MAX_RANK = 2**40
-"""Larger numbers are typing errors; they are refused before anything is computed from them."""
+"""Larger numbers are typing errors and are refused."""
 
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
 def parse_range(text: str, offset: int = 0) -> range:
-    """One rank or one inclusive range.
+    """Return one rank or one inclusive range as a ``range``.
 
     Args:
-        text: Such as ``"3"`` or ``"0-7"``.
-        offset: Added to the position in errors, where the text is part of a longer one.
+        text: A text such as ``"3"`` or ``"0-7"``.
+        offset: Position of the text in a longer one; added to the position in errors.
 
     Raises:
-        RankError: Where the text is anything else, a range runs backwards, or a number is absurd.
+        RankError: The text is not a rank or a range, the range runs backwards, or a number is too large.
     """
     match = _RANGE.match(text)
     if match is None:
@@ -54,10 +54,10 @@ def parse_range(text: str, offset: int = 0) -> range:
 
 
 def parse_ranks(text: str) -> tuple[range, ...]:
-    """A comma-separated list of ranks and ranges, as written.
+    """Return the ranks and ranges of a comma-separated list, in the order written.
 
     Raises:
-        RankError: At the first item that is not one.
+        RankError: An item is not a rank or a range; the first such item is reported.
     """
     ranges = []
     offset = 0
@@ -68,7 +68,7 @@ def parse_ranks(text: str) -> tuple[range, ...]:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """The shortest text for ascending ranks: ``[0, 1, 2, 5]`` → ``"0-2,5"``."""
+    """Return the shortest text for ascending ranks: ``[0, 1, 2, 5]`` → ``"0-2,5"``."""
     parts: list[str] = []
     first = last = None
     for rank in ranks:

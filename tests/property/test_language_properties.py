@@ -121,7 +121,7 @@ def test_what_is_read_can_be_written_and_read_again(text: str) -> None:
         return
     again = _parsed(format_segments(segments))
     assert _bare(again) == _bare(segments)
-    shares = [share for segment in segments for share in segment.shares(on_nodes=False)]
+    shares = [share for segment in segments for share in segment.resources_of_processes(on_nodes=False)]
     assert len(shares) == segments[-1].processes[-1] + 1
 
 

@@ -1,4 +1,4 @@
-"""Job description + topology → where every process goes. Pure, and linear in the processes."""
+"""Resolve a job on a topology: the node and hardware of every process. Pure, and linear in the number of processes."""
 
 from roost.placement.component import ComponentPlacement, HybridComponentPlacement, PlacementMode
 from roost.placement.model_parallel import ModelParallelComponentPlacement

@@ -1,4 +1,4 @@
-"""``ComponentPlacement``: ``cluster.component_placement`` → a strategy per component."""
+"""``ComponentPlacement``: a strategy for each component of ``cluster.component_placement``."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["ComponentPlacement", "HybridComponentPlacement", "PlacementMode"]
 
 
 MAX_PROBLEMS = 1000
-"""After so many, a job is nonsense: the rest of its components is not looked at."""
+"""Number of problems after which the remaining components are not checked."""
 
 
 class PlacementMode(Enum):
     """How the components of a job share the accelerators."""
 
     COLLOCATED = "collocated"
-    """Actor and rollout have the same accelerators, in turn."""
+    """Actor and rollout have the same accelerators and take turns."""
     DISAGGREGATED = "disaggregated"
     """Each component has accelerators of its own."""
     HYBRID = "hybrid"
     """Any sets, overlapping or not."""
     AUTO = "auto"
-    """Disaggregated, and the actor may grow over all of them."""
+    """Disaggregated, and the actor may grow onto all accelerators."""
 
 
 Masks = dict[int, int]
-"""A set of accelerators: node rank → a bit per local rank. Costs per node, not per accelerator."""
+"""A set of accelerators: node rank → a bit for each node-local rank, so that its size grows with the nodes."""
 
 
 def union(sets: Iterable[Masks]) -> Masks:
-    """All accelerators of several sets."""
+    """Return the union of several sets."""
     joined: Masks = {}
     for masks in sets:
         for node, bits in masks.items():
@@ -55,22 +55,20 @@ def union(sets: Iterable[Masks]) -> Masks:
 
 
 def count_bits(masks: Masks) -> int:
-    """How many accelerators a set has."""
+    """Return the number of accelerators in a set."""
     return sum(bits.bit_count() for bits in masks.values())
 
 
 class ComponentPlacement:
-    """Where every component of a job goes, by ``cluster.component_placement``.
-
-    All checks run here: what exists is sound.
+    """The placements of all components of a job. The constructor checks everything.
 
     Args:
-        config: What :func:`roost.load_config` gives, a mapping, or an OmegaConf ``DictConfig``.
+        config: The result of :func:`roost.load_config`, a mapping, an OmegaConf ``DictConfig``, or a ``Job``.
         cluster: A live cluster or a topology; the job's ``node_groups`` are added to it.
 
     Raises:
-        PlacementError: With every problem of the placements (and beside them, of the rest).
-        ConfigError: Where the rest alone is at fault.
+        PlacementError: With every problem of the job, if at least one is about a placement.
+        ConfigError: With every problem of the job otherwise.
     """
 
     def __init__(self, config: Any, cluster: Any) -> None:
@@ -88,14 +86,14 @@ class ComponentPlacement:
         self._strategies: dict[str, PlacementStrategy] = {}
         parsed: dict[tuple[int, tuple[str, ...]], list[Segment]] = {}  # components of one rule share its segments
         has_nodes = all(finding.code != "C311" for finding in findings)
-        for spec in self.job.components if has_nodes else ():  # else nothing can be said of their places
+        for spec in self.job.components if has_nodes else ():  # without enough nodes, ranks cannot be checked
             if len(findings) >= MAX_PROBLEMS:
                 break
             resources = self._resources_of(spec, findings)
             if resources is None or not spec.has_placement:
                 continue
             if not resources.total and findings:
-                continue  # its hardware has been complained about
+                continue  # a problem of its node group has been reported
             if spec.name in of_layout:
                 self._segments[spec.name] = [of_layout[spec.name]]
                 continue
@@ -121,7 +119,7 @@ class ComponentPlacement:
         return parse_placement(spec.placement, spec.name, resources, findings)
 
     def _decide(self, findings: list[Finding]) -> None:
-        """Makes the strategies, once everything is known to parse."""
+        """Make the strategies after all placements have been parsed without a problem."""
         for name in self._segments:
             self._strategies[name] = self._general_strategy(name)
         self._mode = self._seen_mode()
@@ -135,29 +133,29 @@ class ComponentPlacement:
 
     @property
     def components(self) -> list[str]:
-        """The names of the components, in the order of the job."""
+        """Names of the components, in the order of the job."""
         return list(self._segments)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The resource ranks of a component, ascending, counted in its node groups."""
+        """Return the resource ranks of a component, ascending, counted in its node groups."""
         return list(chain.from_iterable(segment.resources for segment in self._known(component_name)))
 
     def get_world_size(self, component_name: str) -> int:
-        """The number of processes of a component."""
+        """Return the number of processes of a component."""
         return self._known(component_name)[-1].processes[-1] + 1
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """The strategy that places a component."""
+        """Return the strategy that places a component."""
         self._known(component_name)
         return self._strategies[component_name]
 
     def spec(self, component_name: str) -> Component:
-        """What the job says of a component."""
+        """Return a component as written in the job."""
         self._known(component_name)
         return self._specs[component_name]
 
     def segments(self, component_name: str) -> Sequence[Segment]:
-        """The parsed placement of a component."""
+        """Return the parsed placement of a component."""
         return tuple(self._known(component_name))
 
     # ---------------------------------------------------------------------------------------
@@ -194,17 +192,17 @@ class ComponentPlacement:
         spec = self._specs[name]
         resources = self._resources[spec.labels]
         segments = self._segments[name]
-        shares: list[tuple[int, ...]] = []
+        ranks: list[tuple[int, ...]] = []
         for segment in segments:
-            on_nodes = resources.span_of(segment.resources[0]).kind == NODE
-            shares.extend(segment.shares(on_nodes))
+            on_nodes = resources.node_of(segment.resources[0]).kind == NODE
+            ranks.extend(segment.resources_of_processes(on_nodes))
             if on_nodes:
                 self._note_uneven(spec, segment)
         strategy: PlacementStrategy
         if resources.has_hardware:
-            strategy = FlexiblePlacementStrategy._trusted(shares, spec.labels)
+            strategy = FlexiblePlacementStrategy._trusted(ranks, spec.labels)
         else:
-            strategy = NodePlacementStrategy((share[0] for share in shares), spec.labels or None)
+            strategy = NodePlacementStrategy((of_process[0] for of_process in ranks), spec.labels or None)
             if spec.labels not in self._nodes:
                 self._nodes[spec.labels] = Resources(self.topology, spec.labels, as_nodes=True)
             resources = self._nodes[spec.labels]
@@ -221,20 +219,20 @@ class ComponentPlacement:
             self.notes.append(Finding("N102", message, severity="note"))
 
     def _accelerators(self, name: str) -> Masks:
-        """The accelerators of a component: node rank → a bit per local rank."""
+        """Return the accelerators of a component."""
         resources = self._resources[self._specs[name].labels]
         found: Masks = {}
         for segment in self._segments[name]:
-            for span in resources.spans_of(segment.resources):
-                if span.kind == "accelerator":
-                    low = max(segment.resources[0], span.first) - span.first
-                    high = min(segment.resources[-1] + 1, span.end) - span.first
+            for part in resources.nodes_of(segment.resources):
+                if part.kind == "accelerator":
+                    low = max(segment.resources[0], part.first) - part.first
+                    high = min(segment.resources[-1] + 1, part.end) - part.first
                     bits = (1 << high) - (1 << low)
-                    found[span.node.rank] = found.get(span.node.rank, 0) | bits
+                    found[part.node.rank] = found.get(part.node.rank, 0) | bits
         return found
 
     def _seen_mode(self) -> PlacementMode:
-        """What the layout says, or else what the sets of accelerators amount to."""
+        """Return the mode of the layout or, without a layout, the mode that the sets of accelerators amount to."""
         if self.job.layout is not None:
             return PlacementMode(self.job.layout.mode)
         sets = {name: self._accelerators(name) for name in self._segments}
@@ -257,7 +255,7 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 def _topology_of_job(job: Job, topology: Topology, findings: list[Finding]) -> Topology:
-    """The nodes that the job uses, with its node groups."""
+    """Return the nodes that the job uses, with its node groups."""
     wanted, at = job.cluster.num_nodes, job.cluster.num_nodes_tree
     if wanted is not None and at is not None and wanted > topology.num_nodes:
         findings.append(

@@ -1,4 +1,4 @@
-"""A share of accelerators cut into engines: which has which, and on how many nodes it lives."""
+"""Cut the accelerators of the rollout into engines, each on one node or on several whole nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roost.errors import Finding, Fix, Place, counted
 __all__ = ["EngineGroup", "EngineShare", "NodeSizes", "cut_engines"]
 
 MAX_TRIES = 64
-"""How many starts or sizes are tried for a fix."""
+"""Number of positions or sizes that are tried to find a fix."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class EngineShare:
     """One engine, as positions in the stable order.
 
     Attributes:
-        group: Index of its group.
-        positions: Its accelerators.
-        members: On how many nodes it lives; each has an equal part of the positions.
+        group: Index of its rollout group.
+        positions: Positions of its accelerators.
+        members: Number of its nodes; each has an equal part of the positions.
         placeholder: Reserved only; nothing is started.
     """
 
@@ -37,11 +37,11 @@ class EngineGroup:
     """Engines of one size, before they are cut.
 
     Attributes:
-        index: Which of the groups it is.
+        index: Index of the group.
         num_gpus: Accelerators of all its engines together.
-        num_gpus_per_engine: Of one engine.
+        num_gpus_per_engine: Accelerators of one engine.
         placeholder: Reserved only; nothing is started.
-        is_only: Whether the job has no list of groups: this is all of its rollout.
+        is_only: Whether the job has no list of groups, so that this is its whole rollout.
     """
 
     index: int
@@ -52,27 +52,27 @@ class EngineGroup:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The group in error messages."""
         return "rollout" if self.is_only else f"rollout_groups[{self.index}]"
 
     @property
     def size_key(self) -> str:
-        """The argument that says how large an engine is."""
+        """The argument that sets the size of an engine."""
         key = "num_gpus_per_engine"
         return f"rollout_{key}" if self.is_only else f"rollout_groups.{self.index}.{key}"
 
     @property
     def count_key(self) -> str:
-        """The argument that says how many accelerators it has."""
+        """The argument that sets the number of accelerators of the group."""
         return "rollout_num_gpus" if self.is_only else f"rollout_groups.{self.index}.num_gpus"
 
 
 class NodeSizes:
-    """Where nodes begin and end in the stable order.
+    """The nodes' first and last positions in the stable order.
 
     Args:
-        sizes: Accelerators of each node, or one number for all of them.
-        total: How many positions are asked about.
+        sizes: Accelerators of each node, or one number for every node.
+        total: Number of positions that will be looked up.
     """
 
     def __init__(self, sizes: int | Sequence[int], total: int) -> None:
@@ -85,19 +85,22 @@ class NodeSizes:
             self.total = self.ends[-1] if self.ends else 0
 
     def node_of(self, position: int) -> int:
-        """The node that a position is on."""
+        """Return the index of the node that has a position."""
         return bisect_right(self.ends, position)
 
     def start(self, node: int) -> int:
-        """Its first position."""
+        """Return the first position of a node."""
         return self.ends[node - 1] if node else 0
 
     def size(self, node: int) -> int:
-        """How many it has."""
+        """Return the number of positions of a node."""
         return self.ends[node] - self.start(node)
 
     def members(self, engine: range) -> int:
-        """On how many nodes an engine lives; 0 where it shares one of several with others, or they differ."""
+        """Return the number of nodes of an engine.
+
+        It is 0 if the engine has several nodes of which one is not whole, or which differ in size.
+        """
         first, last = self.node_of(engine[0]), self.node_of(engine[-1])
         if first == last:
             return 1
@@ -107,7 +110,7 @@ class NodeSizes:
         return last - first + 1 if is_even else 0
 
     def fits(self, start: int, count: int, size: int) -> bool:
-        """Whether engines of a size, one after another, all live on one node or on whole ones."""
+        """Return whether consecutive engines of one size all have one node, or equally many whole nodes."""
         if self.total is not None and start + count > self.total:
             return False
         members = {self.members(engine) for engine in _engines(start, count, size)}
@@ -122,12 +125,12 @@ def _engines(start: int, count: int, size: int) -> Iterator[range]:
 def cut_engines(
     groups: Sequence[EngineGroup], offset: int, nodes: NodeSizes | None, findings: list[Finding]
 ) -> tuple[EngineShare, ...]:
-    """The engines of all groups, one after another from an offset.
+    """Return the engines of all groups, one after another from an offset.
 
     Args:
-        groups: What there is to cut.
-        offset: Where the first group begins.
-        nodes: Where nodes begin and end; ``None``: not known, so engines count as living on one.
+        groups: The groups to cut.
+        offset: First position of the first group.
+        nodes: Positions of the nodes; ``None`` if they are unknown: each engine then counts as being on one node.
         findings: Where problems go.
     """
     cut: list[EngineShare] = []
@@ -154,7 +157,7 @@ def _cut(group: EngineGroup, start: int, nodes: NodeSizes | None, findings: list
     return cut
 
 
-# What there is to complain about --------------------------------------------------------------
+# Problems --------------------------------------------------------------
 
 
 def _exceeds(group: EngineGroup) -> Finding:
@@ -184,7 +187,7 @@ def _indivisible(group: EngineGroup) -> Finding:
 
 
 def _misfit(group: EngineGroup, start: int, engine: range, nodes: NodeSizes) -> Finding:
-    """An engine that is neither on one node nor on whole ones."""
+    """Return the finding about an engine that is neither on one node nor on several whole nodes."""
     count, size = group.num_gpus, group.num_gpus_per_engine
     first, last = nodes.node_of(engine[0]), nodes.node_of(engine[-1])
     per_node = nodes.size(first)
@@ -214,7 +217,7 @@ def _misfit(group: EngineGroup, start: int, engine: range, nodes: NodeSizes) -> 
 
 
 def _moved(group: EngineGroup, start: int, moved: int) -> Fix:
-    """Engines that begin at a later position, behind GPUs that nobody uses."""
+    """Return the fix that starts the engines at a later position, behind GPUs that stay unused."""
     text = f"begin at GPU {moved}, and keep {counted(moved - start, 'GPU')} before it free"
     hole = f"{{num_gpus: {moved - start}, placeholder: true}}"
     if not group.is_only:

@@ -1,8 +1,7 @@
-"""The placement language: ``0-1:0-3,3-5,7-10:7-14`` → segments, and segments → processes.
+"""The placement language: parse texts such as ``0-1:0-3,3-5,7-10:7-14`` into segments.
 
-A segment is ``resource_ranks[:process_ranks]``, each side one rank or one range; a comma always
-ends it. Parsing costs per segment, never per rank, and nothing is built before everything that
-can be checked has been checked.
+A segment is ``resource_ranks[:process_ranks]``; each side is one rank or one range, and a comma ends the segment. The
+time to parse a text grows with its segments, not with its ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from roost.errors import Finding, Fix, RankError
-from roost.placement.resources import Resources, Span
+from roost.placement.resources import NodeHardware, Resources
 from roost.placement.strategies import MAX_PROCESSES
 from roost.ranks import parse_range
 from roost.source import Tree
@@ -21,12 +20,22 @@ from roost.topology import NODE
 __all__ = ["Segment", "format_segments", "parse_placement"]
 
 MAX_FINDINGS = 50
-"""Complaints about one placement text; a file full of nonsense needs no more."""
+"""Largest number of problems reported for one placement text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``resources[:processes]``, and where its two sides stand in the text."""
+    """One segment: ``resources[:processes]``.
+
+    Attributes:
+        resources: Resource ranks.
+        processes: Process ranks.
+        explicit: Whether the process ranks are written; otherwise each resource has one process.
+        offset: Position of the resource ranks in the text, from 0.
+        resource_length: Their number of characters.
+        process_offset: Position of the process ranks in the text, from 0.
+        process_length: Their number of characters.
+    """
 
     resources: range
     processes: range
@@ -36,8 +45,12 @@ class Segment:
     process_offset: int = 0
     process_length: int = 0
 
-    def shares(self, on_nodes: bool) -> Iterator[tuple[int, ...]]:
-        """The resource ranks of each process, in rank order."""
+    def resources_of_processes(self, on_nodes: bool) -> Iterator[tuple[int, ...]]:
+        """Yield the resource ranks of each process, in rank order.
+
+        Args:
+            on_nodes: Whether the resources are whole nodes, which may have different numbers of processes.
+        """
         resources, count = self.resources, len(self.processes)
         if count <= len(resources):
             size = len(resources) // count
@@ -52,7 +65,7 @@ class Segment:
 
 
 def format_segments(segments: list[Segment]) -> str:
-    """The text of segments; process ranks are written where they were, or where they must be."""
+    """Return the text of segments. Process ranks are included if they were written, or are not one per resource."""
     parts = []
     for segment in segments:
         text = _format_range(segment.resources)
@@ -67,13 +80,13 @@ def _format_range(ranks: range) -> str:
 
 
 def parse_placement(tree: Tree, name: str, resources: Resources, findings: list[Finding]) -> list[Segment]:
-    """The segments of a placement text, all rules checked against the resources.
+    """Return the segments of a placement text after checking all rules.
 
     Args:
         tree: The text, with its place.
-        name: The component, for messages.
-        resources: What the resource ranks count.
-        findings: Where problems go; if it grew, the segments are not to be used.
+        name: Name of the component, for messages.
+        resources: The resources that the ranks count.
+        findings: Where problems go; the segments are valid only if none is added.
     """
     return _Parser(tree, name, resources, findings).parse()
 
@@ -99,7 +112,7 @@ class _Parser:
                 outside = self.resources.outside(segment.resources)
                 if outside is not None:
                     self._outside(outside, segment)
-                    break  # ranks ascend: what follows is outside too
+                    break  # ranks ascend, so all later segments are outside too
                 self._check_counts(segment)
         if len(self.findings) == before:
             for segment in segments:
@@ -120,7 +133,7 @@ class _Parser:
             segment = self._segment(item, offset, next_process)
             offset += len(item) + 1
             if segment is None:
-                ordered = False  # what follows cannot be judged by what is missing
+                ordered = False  # the next process rank is unknown
                 continue
             if segment.resources[0] <= last_resource:
                 self._repeated_resources(segment, last_resource, [s.resources for s in segments])
@@ -215,7 +228,10 @@ class _Parser:
         self._complain("P107", message, segment.process_offset, segment.process_length, rule, tuple(fixes))
 
     def _as_meant(self, last: Segment, segments: list[Segment]) -> str:
-        """``0-3,5-7:0-6`` → ``0-3:0-3,5-7:4-6``: the colon was meant for all ranks before it."""
+        """Return ``0-3:0-3,5-7:4-6`` for ``0-3,5-7:0-6``, where the process ranks were meant for all segments before them.
+
+        The text is empty if the segments do not have this mistake.
+        """
         run = [last]
         for segment in reversed(segments[:-1]):
             if segment.explicit or len(run) > 20:
@@ -252,7 +268,7 @@ class _Parser:
             self._indivisible(segment)
 
     def _on_nodes(self, segment: Segment) -> bool:
-        return self.resources.span_of(segment.resources[0]).kind == NODE
+        return self.resources.node_of(segment.resources[0]).kind == NODE
 
     def _outside(self, outside: Finding, segment: Segment) -> None:
         fixes = tuple(Fix(fix.text, f"{self.name}: {fix.paste}") for fix in outside.fixes)
@@ -272,7 +288,7 @@ class _Parser:
         self._add(finding, segment.offset, segment.resource_length)
 
     def _indivisible(self, segment: Segment) -> None:
-        """The complaint of architecture's own example: both sides marked, two ways out."""
+        """Add the problem that neither count divides the other; mark both sides and suggest two fixes."""
         resources, processes = segment.resources, segment.processes
         noun = self.resources.noun(count=2)
         ranks = ", ".join(map(str, processes)) if len(processes) <= 8 else _format_range(processes)
@@ -315,25 +331,25 @@ class _Parser:
                 yield Fix(f"{each} processes per {noun[:-1]}", text)
 
     def _check_nodes(self, segment: Segment) -> None:
-        """No process spans nodes or mixes types: looks at the node boundaries inside the segment."""
+        """Check at each node boundary in the segment that no process spans nodes or mixes hardware types."""
         resources, processes = len(segment.resources), len(segment.processes)
         if resources == processes or len(self.findings) >= self.limit:
             return
-        spans = self.resources.spans_of(segment.resources)
-        if len({span.kind == NODE for span in spans}) > 1:
+        parts = self.resources.nodes_of(segment.resources)
+        if len({part.kind == NODE for part in parts}) > 1:
             message = f"{self.name}: a segment mixes nodes and hardware, and its counts differ"
-            border = next(after.first for before, after in pairwise(spans) if before.kind != after.kind)
+            border = next(after.first for before, after in pairwise(parts) if before.kind != after.kind)
             fix = Fix("split it", f"{self.name}: {segment.resources[0]}-{border - 1},{border}-{segment.resources[-1]}")
             rule = "what is spread evenly is of one type"
             self._complain("P110", message, segment.offset, segment.resource_length, rule, (fix,))
             return
         size = max(1, resources // processes)
-        for before, after in pairwise(spans):
+        for before, after in pairwise(parts):
             if (after.first - segment.resources[0]) % size:
                 self._spanning(segment, size, before, after)
                 return
 
-    def _spanning(self, segment: Segment, size: int, before: Span, after: Span) -> None:
+    def _spanning(self, segment: Segment, size: int, before: NodeHardware, after: NodeHardware) -> None:
         index = (after.first - segment.resources[0]) // size
         first = segment.resources[0] + index * size
         rank = segment.processes[0] + index
@@ -354,11 +370,11 @@ class _Parser:
         self._complain(code, message, segment.offset, segment.resource_length, rule, fixes)
 
     def _aligned(self, segment: Segment, size: int, starts: tuple[int, ...]) -> Iterator[Fix]:
-        """The same segment moved to where no process spans nodes."""
+        """Yield a fix that moves the segment to a place where no process spans nodes, if there is one nearby."""
         for start in starts:
             moved = range(start, start + len(segment.resources))
             if moved[-1] < self.resources.total and not any(
-                (span.first - start) % size for span in self.resources.spans_of(moved)[1:]
+                (part.first - start) % size for part in self.resources.nodes_of(moved)[1:]
             ):
                 text = f"{_format_range(moved)}:{_format_range(segment.processes)}"
                 yield Fix("aligned with the nodes", f"{self.name}: {text}")
@@ -375,7 +391,7 @@ class _Parser:
         rule: str = "",
         fixes: tuple[Fix, ...] = (),
     ) -> None:
-        fixes = tuple(fix for fix in fixes if len(fix.paste) <= 200)  # nobody pastes a page
+        fixes = tuple(fix for fix in fixes if len(fix.paste) <= 200)  # longer texts do not help
         self._add(Finding(code, message, context=self.resources.context, rule=rule, fixes=fixes), offset, length)
 
     def _add(self, finding: Finding, offset: int, length: int | None) -> None:

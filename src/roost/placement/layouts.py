@@ -1,4 +1,4 @@
-"""Colocate, dis-agg and debug layouts: how many accelerators, whose they are, and how much of each."""
+"""The arithmetic of layouts: which accelerators trainer, critic and engines get, and which share of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roost.placement.engines import EngineGroup, EngineShare, NodeSizes, cut_eng
 __all__ = ["EngineShare", "Layout", "resolve_layout"]
 
 COLOCATED_SHARES = {"actor": 0.8, "rollout": 0.2}
-"""Of an accelerator that trainer and engines share."""
+"""Role → share of an accelerator that trainer and engines have in common."""
 
 OWN_SHARES = {"actor": 1.0, "rollout": 1.0}
-"""Of an accelerator of one's own."""
+"""Role → share of an accelerator that a role has for itself."""
 
 MAX_ACCELERATORS = 2**24
-"""More is a typing error."""
+"""Larger numbers are typing errors."""
 
 _SLACK = 1e-6
 _GROUP_KEYS = ("num_gpus", "num_gpus_per_engine", "placeholder")
@@ -26,15 +26,15 @@ _GROUP_KEYS = ("num_gpus", "num_gpus_per_engine", "placeholder")
 
 @dataclass(frozen=True)
 class Layout:
-    """Shares of one reservation, as positions in the stable order.
+    """The accelerators of trainer, critic and engines, as positions in the stable order of one reservation.
 
     Attributes:
-        num_accelerators: How many to reserve.
-        rollout_offset: Where the rollout's share begins.
+        num_accelerators: Number of accelerators to reserve.
+        rollout_offset: First position of the rollout.
         actor: Positions of the actor.
         rollout: Positions of the rollout engines.
-        critic: Positions of the critic: the actor's, or none.
-        shares: Role → fraction of each of its accelerators that it takes; roles without any are left out.
+        critic: Positions of the critic: those of the actor, or none.
+        shares: Role → fraction that it takes of each of its accelerators. Roles without accelerators are left out.
         engines: The engines, in order.
     """
 
@@ -65,13 +65,13 @@ def resolve_layout(
     num_gpus_per_node: int | Sequence[int] | None = None,
     rollout_groups: Sequence[Any] | None = None,
 ) -> Layout:
-    """How many accelerators a job reserves, and which positions are whose.
+    """Return the accelerators that a job reserves, and the positions of each role.
 
     Args:
         actor_num_nodes: Nodes of the trainer.
-        actor_num_gpus_per_node: Its accelerators on each.
-        rollout_num_gpus: Accelerators of all rollout engines together; with ``colocate``, 0 stands for
-            those of the trainer.
+        actor_num_gpus_per_node: Accelerators of the trainer on each of its nodes.
+        rollout_num_gpus: Accelerators of all rollout engines together; with ``colocate``, 0 means as many as the
+            trainer has.
         colocate: Trainer and engines share accelerators.
         debug_train_only: Train from saved rollouts; no engines.
         debug_rollout_only: Generate only; no trainer.
@@ -84,15 +84,15 @@ def resolve_layout(
         num_gpus_per_critic: The same for the critic, with the same default.
         num_gpus_per_rollout_engine: Fraction of each of its accelerators that an engine takes. Default:
             0.2 with ``colocate``, else 1.
-        num_gpus_per_node: Accelerators of every node, or of each in order, so that no engine straddles nodes;
-            ``None``: not known, and not checked.
-        rollout_groups: Groups of engines, instead of one: mappings or objects with ``num_gpus``,
+        num_gpus_per_node: Accelerators of every node, or a list with those of each node. It is used to check that no
+            engine straddles nodes; ``None``: no check.
+        rollout_groups: Several groups of engines instead of one: mappings or objects with ``num_gpus``,
             ``num_gpus_per_engine`` (default ``rollout_num_gpus_per_engine``) and ``placeholder``
-            (reserved, and nothing is started). They are all of the rollout's accelerators;
-            ``rollout_num_gpus`` may be left out, and may count placeholders or not.
+            (reserved, and nothing is started). Together they have all accelerators of the rollout;
+            ``rollout_num_gpus`` may be left out, and may include placeholders or not.
 
     Raises:
-        PlacementError: With every contradiction.
+        PlacementError: With every problem.
     """
     findings: list[Finding] = []
     _check_count("actor_num_nodes", actor_num_nodes, findings)
@@ -212,7 +212,7 @@ def _share_key(role: str) -> str:
 def _shares(
     colocate: bool, use_critic: bool, given: Mapping[str, float | None], positions: Mapping[str, range]
 ) -> dict[str, float]:
-    """Role → share, for the roles that have accelerators."""
+    """Return the share of each role that has accelerators."""
     usual = dict(COLOCATED_SHARES if colocate else OWN_SHARES)
     usual["critic"] = usual["actor"] = usual["actor"] / 2 if use_critic else usual["actor"]
     shares = {}
@@ -225,7 +225,7 @@ def _shares(
 def _check_total(
     total: int, actor: range, rollout: range, sizes: int | Sequence[int] | None, findings: list[Finding]
 ) -> bool:
-    """Whether there are so many; where it is not known, whether it can be meant."""
+    """Return whether the nodes have enough accelerators; if their sizes are unknown, whether the total is plausible."""
     there = MAX_ACCELERATORS if sizes is None or isinstance(sizes, int) else sum(sizes)
     if total <= there:
         return True
@@ -250,7 +250,7 @@ def _check_sums(
     given: Mapping[str, float | None],
     findings: list[Finding],
 ) -> None:
-    """No accelerator is given away more than once: looks where the company changes."""
+    """Check that shares add up to 1 at most, at each position where the roles on an accelerator change."""
     worst: tuple[float, list[str], int] = (0.0, [], 0)
     for at in sorted({share[0] for share in positions.values() if share}):
         here = [role for role in shares if at in positions[role]]
@@ -269,10 +269,10 @@ def _check_sums(
     findings.append(Finding("P408", message, Place(key), rule=rule, fixes=fixes))
 
 
-def _other_sum(groups: int, said: int) -> Finding:
+def _other_sum(groups: int, written: int) -> Finding:
     return Finding(
         "P409",
-        f"rollout_groups have {groups} GPUs together, and rollout_num_gpus is {said}",
+        f"rollout_groups have {groups} GPUs together, and rollout_num_gpus is {written}",
         Place("rollout_num_gpus"),
         rule="the groups are all of the rollout's GPUs",
         fixes=(Fix("leave it out, or", f"rollout_num_gpus: {groups}"),),

@@ -15,12 +15,12 @@ __all__ = ["ModelParallelComponentPlacement"]
 
 _DISJOINT_ROLES = ("actor", "rollout", "inference", "critic", "critic_inference")
 _SIZES_LIKE = {"inference": "actor", "critic_inference": "critic"}
-"""Whose parallel sizes a role has unless it says otherwise."""
+"""Role → the role whose parallel sizes are its default."""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Parallel sizes of a component: tensor, context, pipeline; and its accelerators."""
+    """Tensor, context and pipeline parallel sizes of a component, and its number of accelerators."""
 
     tp: int = 1
     cp: int = 1
@@ -41,10 +41,10 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     * **collocated**: actor and rollout have the same accelerators. An engine takes
       ``rollout_tp`` of them with stride ``actor_tp / rollout_tp``, so that a source of each of
-      its shards is on the same accelerator and weights are handed over by CUDA IPC.
-    * **disaggregated**: all of them are disjoint.
+      its shards is on the same accelerator and its weights travel by CUDA IPC.
+    * **disaggregated**: no two components share an accelerator.
     * **auto** (``cluster.auto_scheduler: true``): disaggregated in the order actor, rollout,
-      inference over the whole cluster; the actor is placed on all of it, so that it can grow.
+      inference over the whole cluster. The actor is placed on the whole cluster, so that it can grow.
     """
 
     def _decide(self, findings: list[Finding]) -> None:
@@ -84,7 +84,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the actor may grow over all accelerators."""
+        """Whether the actor may grow onto all accelerators."""
         return self._mode is PlacementMode.AUTO
 
     @property
@@ -93,12 +93,12 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         return "inference" in self._by_role
 
     def get_world_size(self, component_name: str) -> int:
-        """The number of processes that are placed for a component."""
+        """Return the number of processes that are placed for a component."""
         self._known(component_name)
         return self._processes.get(component_name) or super().get_world_size(component_name)
 
     def __getattr__(self, name: str) -> int:
-        # actor_tp, rollout_dp, inference_world_size, … : one rule instead of twenty properties.
+        # actor_tp, rollout_dp, inference_world_size, …: one rule replaces twenty properties.
         role, _, size = name.rpartition("_")
         if name.endswith("_world_size"):
             role, size = name[: -len("_world_size")], "world_size"
@@ -120,10 +120,10 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             return
         self._by_role[role] = name
         segments = self._segments[name]
-        spans = self._resources[spec.labels].spans_of(segments[0].resources)
-        if spans[0].kind != ACCELERATOR:
+        parts = self._resources[spec.labels].nodes_of(segments[0].resources)
+        if parts[0].kind != ACCELERATOR:
             if role != "reward":
-                message = f"{name}: model-parallel components are placed on accelerators, not on {spans[0].kind}s"
+                message = f"{name}: model-parallel components are placed on accelerators, not on {parts[0].kind}s"
                 findings.append(Finding("P302", message, spec.placement.place(), (spec.placement.mark(),)))
             return
         first, last = segments[0].resources[0], segments[-1].resources[-1]
@@ -186,7 +186,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         return None
 
     def _clash(self) -> tuple[str, str] | None:
-        """Two roles that have an accelerator in common, if any two have."""
+        """Return two roles that share an accelerator; ``None`` if no two do."""
         roles = [role for role in _DISJOINT_ROLES if role in self._sets]
         pairs = ((a, b) for i, a in enumerate(roles) for b in roles[i + 1 :])
         return next(((a, b) for a, b in pairs if _overlap(self._sets[a], self._sets[b])), None)
@@ -326,7 +326,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         self._check_processes(name, mode, findings)
 
     def _check_processes(self, name: str, mode: PlacementMode, findings: list[Finding]) -> None:
-        """Process ranks that the job spells out must be those that model parallelism gives."""
+        """Check process ranks in the job file against the number of processes that the parallel sizes give."""
         segments, count = self._segments[name], self._processes[name]
         written = segments[-1].processes[-1] + 1
         role = self._specs[name].role

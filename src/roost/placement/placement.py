@@ -110,7 +110,11 @@ for _old, _new in _ALIASES.items():
 
 
 def accept_older_names(names: Mapping[str, str]) -> Callable[[_F], _F]:
-    """Lets a function take older keyword names too: ``{"start_gpu_id": "start_hardware_rank"}``."""
+    """Return a decorator that lets a function accept older names of keyword arguments.
+
+    Args:
+        names: Older name → current name, such as ``{"start_gpu_id": "start_hardware_rank"}``.
+    """
 
     def decorate(function: _F) -> _F:
         @wraps(function)

@@ -1,4 +1,7 @@
-"""Resource ranks: what rank 12 of the chosen node groups is, and on which node."""
+"""Resource ranks: the hardware and the node behind each rank of some node groups.
+
+A *resource* is what a node group counts: an accelerator, a robot or another device, or a whole node.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,23 @@ from roost.topology import CLUSTER, NODE, Topology
 if TYPE_CHECKING:
     from roost.topology import Node, NodeGroup
 
-__all__ = ["ACCELERATOR", "Resources", "Span", "place"]
+__all__ = ["ACCELERATOR", "NodeHardware", "Resources", "place"]
 
 ACCELERATOR = "accelerator"
 
 
-class Span:
-    """The resources of one node in one group: ranks ``first`` … ``end - 1``.
+class NodeHardware:
+    """The resources of one node in one group.
 
-    ``kind`` is ``"accelerator"``, ``"node"`` or the name of a hardware type. (Not a frozen dataclass:
-    a cluster of 100,000 accelerators makes 12,000 of these for every strategy.)
+    It is not a frozen dataclass because a cluster of 100,000 accelerators needs 12,000 of these for each strategy.
+
+    Attributes:
+        first: First resource rank.
+        end: Last resource rank plus 1.
+        count: Number of resources.
+        node: The node.
+        label: Label of the group.
+        kind: ``"accelerator"``, ``"node"`` or the name of a hardware type.
     """
 
     __slots__ = ("count", "end", "first", "kind", "label", "node")
@@ -38,7 +48,7 @@ class Span:
 
     @property
     def ranks(self) -> str:
-        """Its ranks as text."""
+        """The resource ranks as text."""
         return format_ranks(range(self.first, self.end))
 
 
@@ -46,16 +56,18 @@ class Resources:
     """All resources of the chosen groups, counted node by node in group order.
 
     Args:
-        topology: The machines.
-        labels: Labels of node groups; none means the whole cluster.
-        as_nodes: Count nodes, whatever they carry.
+        topology: The nodes and their groups.
+        labels: Labels of node groups; empty for the whole cluster.
+        as_nodes: Count nodes, whatever hardware they have.
 
     Attributes:
-        most_per_node: The largest number of resources of one node.
-        has_hardware: Whether any resource is more than a bare node.
+        by_node: The resources of each node in each group, in the order of their ranks.
+        total: Number of resources.
+        most_per_node: The largest number of resources of one node in one group.
+        has_hardware: Whether any resource is not a whole node.
 
     Raises:
-        PlacementError: Where a label is unknown, or two groups count the same resource.
+        PlacementError: A label is unknown, or two groups count the same resource.
     """
 
     def __init__(self, topology: Topology, labels: Sequence[str] = (), as_nodes: bool = False) -> None:
@@ -65,15 +77,15 @@ class Resources:
         unknown = [topology.unknown_group(label) for label in self.labels if not topology.has_group(label)]
         if unknown:
             raise PlacementError(unknown)
-        self.spans: list[Span] = []
+        self.by_node: list[NodeHardware] = []
         self.total = 0
         for label in self.labels:
             self._add(topology.group(label), as_nodes)
         if len(self.labels) > 1:
             self._check_overlap()
-        self._firsts = [span.first for span in self.spans]
-        self.most_per_node = max((span.count for span in self.spans), default=0)
-        self.has_hardware = any(span.kind != NODE for span in self.spans)
+        self._firsts = [part.first for part in self.by_node]
+        self.most_per_node = max((part.count for part in self.by_node), default=0)
+        self.has_hardware = any(part.kind != NODE for part in self.by_node)
 
     def _add(self, group: NodeGroup, as_nodes: bool) -> None:
         nodes = self.topology.nodes
@@ -87,63 +99,63 @@ class Resources:
                 kind, counts = NODE, [1] * len(counts)
         for rank, count in zip(group.node_ranks, counts, strict=True):
             if count:
-                self.spans.append(Span(self.total, count, nodes[rank], group.label, kind))
+                self.by_node.append(NodeHardware(self.total, count, nodes[rank], group.label, kind))
                 self.total += count
 
     def _check_overlap(self) -> None:
-        seen: dict[tuple[int, str], Span] = {}
-        for span in self.spans:
-            other = seen.setdefault((span.node.rank, span.kind), span)
-            if other is not span:
+        seen: dict[tuple[int, str], NodeHardware] = {}
+        for part in self.by_node:
+            other = seen.setdefault((part.node.rank, part.kind), part)
+            if other is not part:
                 message = (
-                    f"node groups {other.label!r} and {span.label!r} both have node {span.node.rank}: "
-                    f"its {self.noun(span, 2)} would have two ranks each"
+                    f"node groups {other.label!r} and {part.label!r} both have node {part.node.rank}: "
+                    f"its {self.noun(part, 2)} would have two ranks each"
                 )
                 rule = "groups that are counted together have no node in common"
                 raise PlacementError([Finding("P116", message, rule=rule)])
 
-    def span_of(self, rank: int) -> Span:
-        """The span that a rank is in; the rank must be in range."""
-        return self.spans[bisect_right(self._firsts, rank) - 1]
+    def node_of(self, rank: int) -> NodeHardware:
+        """Return the node that has a rank; the rank must be in range."""
+        return self.by_node[bisect_right(self._firsts, rank) - 1]
 
-    def spans_of(self, ranks: range) -> list[Span]:
-        """The spans that a range of ranks touches, in order."""
+    def nodes_of(self, ranks: range) -> list[NodeHardware]:
+        """Return the nodes that have any of a range of ranks, in order."""
         first = bisect_right(self._firsts, ranks[0]) - 1
         last = bisect_right(self._firsts, ranks[-1]) - 1
-        return self.spans[first : last + 1]
+        return self.by_node[first : last + 1]
 
-    def noun(self, span: Span | None = None, count: int = 1) -> str:
-        """What a resource is called: GPU, node, Franka."""
-        if span is None and len({span.kind for span in self.spans}) > 1:
+    def noun(self, part: NodeHardware | None = None, count: int = 1) -> str:
+        """Return the word for a resource: GPU, node, Franka; ``resource`` if they are of several kinds."""
+        if part is None and len({part.kind for part in self.by_node}) > 1:
             return "resource" if count == 1 else "resources"
-        span = span or (self.spans[0] if self.spans else None)
-        if span is None or span.kind == NODE:
+        part = part or (self.by_node[0] if self.by_node else None)
+        if part is None or part.kind == NODE:
             word = "node"
-        elif span.kind == ACCELERATOR:
-            word = span.node.accelerator_type.noun
+        elif part.kind == ACCELERATOR:
+            word = part.node.accelerator_type.noun
         else:
-            word = span.kind
+            word = part.kind
         return word if count == 1 else f"{word}s"
 
     def counted(self, count: int) -> str:
-        """``1 GPU``, ``4 GPUs``."""
+        """Return a number of resources in words: ``1 GPU``, ``4 GPUs``."""
         return f"{count:,} {self.noun(count=count)}"
 
     def describe(self, ranks: range) -> str:
-        """Where a range of ranks is: ``node 0: 0, 1, 2, 3``."""
-        parts = []
-        spans = self.spans_of(ranks)
-        for span in spans[:3]:
-            low, high = max(ranks[0], span.first) - span.first, min(ranks[-1] + 1, span.end) - span.first
+        """Return the nodes and node-local ranks of a range of ranks: ``node 0: 0, 1, 2, 3``."""
+        texts = []
+        parts = self.nodes_of(ranks)
+        for part in parts[:3]:
+            low, high = max(ranks[0], part.first) - part.first, min(ranks[-1] + 1, part.end) - part.first
             local = ", ".join(str(i) for i in range(low, high)) if high - low <= 8 else f"{low}-{high - 1}"
-            parts.append(f"node {span.node.rank}" + ("" if span.kind == NODE else f": {local}"))
-        if len(spans) > 3:
-            parts.append(f"… {len(spans) - 3:,} more nodes")
-        return "; ".join(parts)
+            texts.append(f"node {part.node.rank}" + ("" if part.kind == NODE else f": {local}"))
+        if len(parts) > 3:
+            texts.append(f"… {len(parts) - 3:,} more nodes")
+        return "; ".join(texts)
 
     @property
     def context(self) -> tuple[str, ...]:
-        """Lines that tell a reader of an error what there is."""
+        """Lines for an error: the cluster, and the chosen groups."""
         cluster = f"cluster: {self.topology.describe()}"
         if self.labels == (CLUSTER,):
             return (cluster,)
@@ -152,7 +164,7 @@ class Resources:
         return (cluster, f"node group {chosen}: {what}")
 
     def outside(self, ranks: range) -> Finding | None:
-        """The complaint about ranks that there are not, or ``None``."""
+        """Return a finding if some ranks do not exist, else ``None``."""
         if ranks[-1] < self.total:
             return None
         if not self.total:
@@ -168,18 +180,20 @@ class Resources:
         )
 
 
-def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_accelerator: bool) -> list[Placement]:
-    """The placements of processes that are given in rank order, run by run on one node.
+def place(
+    runs: Iterable[tuple[NodeHardware, tuple[tuple[int, ...], ...]]], isolate_accelerator: bool
+) -> list[Placement]:
+    """Return the placements of all processes of a component, in rank order.
 
     Args:
-        runs: Where each run of processes is, and the node-local resource ranks of each process.
+        runs: Consecutive processes on one node: the node's resources, and the node-local resource ranks of each process.
         isolate_accelerator: Whether a process sees only its own accelerators.
     """
     runs = list(runs)
     sizes: dict[int, int] = {}
     node_index: dict[int, int] = {}
-    for span, processes in runs:
-        node_rank = span.node.rank
+    for part, processes in runs:
+        node_rank = part.node.rank
         node_index.setdefault(node_rank, len(node_index))
         sizes[node_rank] = sizes.get(node_rank, 0) + len(processes)
     placed: dict[int, int] = {}
@@ -187,17 +201,19 @@ def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acce
     append = placements.append
     cache: dict[object, list[tuple[int, tuple[str, ...], tuple[int, ...]]]] = {}
     rank = 0
-    for span, processes in runs:
-        node = span.node
+    for part, processes in runs:
+        node = part.node
         node_rank, ids, kind = node.rank, node.accelerator_ids, node.accelerator_type
-        rows = cache.get((id(processes), id(ids), span.kind))  # all of them alive in `runs`
+        rows = cache.get(
+            (id(processes), id(ids), part.kind)
+        )  # `runs` keeps both objects alive, so their ids stay unique
         if rows is None:
-            key = (processes, ids, span.kind)
+            key = (processes, ids, part.kind)
             rows = cache.get(key)
             if rows is None:
-                rows = cache[key] = [_row(span.kind, ids, local, isolate_accelerator) for local in processes]
-            cache[id(processes), id(ids), span.kind] = rows
-        label, size, index = span.label, sizes[node_rank], node_index[node_rank]
+                rows = cache[key] = [_row(part.kind, ids, local, isolate_accelerator) for local in processes]
+            cache[id(processes), id(ids), part.kind] = rows
+        label, size, index = part.label, sizes[node_rank], node_index[node_rank]
         local_rank = placed.get(node_rank, 0)
         for first, visible, local in rows:
             append(
@@ -214,7 +230,7 @@ def place(runs: Iterable[tuple[Span, tuple[tuple[int, ...], ...]]], isolate_acce
 def _row(
     kind: str, ids: tuple[str, ...], local: tuple[int, ...], isolate: bool
 ) -> tuple[int, tuple[str, ...], tuple[int, ...]]:
-    """First accelerator, visible accelerators and resource ranks of a process."""
+    """Return the first accelerator, the visible accelerators and the resource ranks of a process."""
     if kind == ACCELERATOR:
         return local[0], tuple(ids[i] for i in local) if isolate else ids, local
     return -1, ids, () if kind == NODE else local

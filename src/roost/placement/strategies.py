@@ -1,4 +1,4 @@
-"""Placement strategies: from a few numbers to a ``Placement`` per process."""
+"""Placement strategies: turn a few numbers into a ``Placement`` for each process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from roost.errors import Finding, Fix, PlacementError, shown
 from roost.placement.placement import Placement, accept_older_names
-from roost.placement.resources import Resources, Span, place
+from roost.placement.resources import NodeHardware, Resources, place
 from roost.ranks import MAX_RANK
 from roost.topology import NodeGroup, Topology
 
@@ -24,17 +24,17 @@ __all__ = [
 
 _OLDER = {"isolate_gpu": "isolate_accelerator"}
 MAX_PROCESSES = 2**24
-"""Most processes of one component: a larger number is a typing error."""
+"""Largest number of processes of one component: a larger number is a typing error."""
 
 
 class PlacementStrategy(ABC):
-    """Decides where the processes of one group live.
+    """Base class of strategies, which decide where the processes of one worker group live.
 
-    Subclass it for a strategy of your own: :meth:`get_placement` is all that a launch needs.
+    A strategy of your own is a subclass with a :meth:`get_placement`; a launch needs nothing else.
 
     Attributes:
         node_group_labels: Groups in which resource ranks are counted; empty for the whole cluster.
-        node_groups: Those groups, where the job file declares them.
+        node_groups: The definitions of these groups, if a job file has them.
     """
 
     def __init__(self, node_group: str | Sequence[str] | None = None) -> None:
@@ -44,7 +44,7 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placement of every process, in rank order.
+        """Return the placement of every process, in rank order.
 
         Args:
             cluster: A live cluster or a topology.
@@ -61,7 +61,7 @@ class PlacementStrategy(ABC):
     def _remembering(self, resources: Resources) -> PlacementStrategy:
         """Keep the node groups of a job, which another cluster may lack, and the resources counted in them.
 
-        Counting them again for every component would cost a job of n components on n nodes n² steps.
+        Counting the resources once for each component would take n² steps for n components on n nodes.
         """
         self.node_groups = tuple(resources.topology.group(label) for label in self.node_group_labels)
         self._counted = resources
@@ -76,9 +76,9 @@ class PackedPlacementStrategy(PlacementStrategy):
     """Fills a range of resources block by block.
 
     A block of ``num_hardware_per_process * stride`` consecutive resources serves ``stride``
-    processes; the j-th takes ``block[j], block[j + stride], …``. So with two per process,
-    ``stride=1`` gives ``0,1 · 2,3`` and ``stride=2`` gives ``0,2 · 1,3``. A process never spans
-    nodes.
+    processes; process j takes ``block[j], block[j + stride], …``. With two resources per process,
+    ``stride=1`` gives ``0,1 · 2,3`` and ``stride=2`` gives ``0,2 · 1,3``. All resources of a process are
+    on one node.
 
     Args:
         start_hardware_rank: First resource.
@@ -88,7 +88,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         node_group: Label or labels of the groups to count in; ``None`` for the whole cluster.
 
     Raises:
-        PlacementError: With everything that is wrong with these numbers.
+        PlacementError: With every problem of these numbers.
     """
 
     @accept_older_names(
@@ -123,10 +123,10 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     @accept_older_names(_OLDER)
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placement of every process, in rank order.
+        """Return the placement of every process, in rank order.
 
         Raises:
-            PlacementError: Where a rank is out of range, or a process would span nodes.
+            PlacementError: A rank is out of range, or a process would span nodes.
         """
         resources = self._resources(cluster)
         outside = resources.outside(range(self.start_hardware_rank, self.end_hardware_rank + 1))
@@ -134,14 +134,14 @@ class PackedPlacementStrategy(PlacementStrategy):
             raise PlacementError([outside])
         return place(self._runs(resources), isolate_accelerator)
 
-    def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+    def _runs(self, resources: Resources) -> Iterator[tuple[NodeHardware, tuple[tuple[int, ...], ...]]]:
         block = self.num_hardware_per_process * self.stride
         start, end = self.start_hardware_rank, self.end_hardware_rank + 1
         shapes: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
-        for span in resources.spans_of(range(start, end)):
-            low, high = max(start, span.first) - span.first, min(end, span.end) - span.first
+        for part in resources.nodes_of(range(start, end)):
+            low, high = max(start, part.first) - part.first, min(end, part.end) - part.first
             if (high - low) % block:
-                raise PlacementError([self._crossing(resources, span, high)])
+                raise PlacementError([self._crossing(resources, part, high)])
             shape = shapes.get((low, high))
             if shape is None:
                 shape = shapes[low, high] = tuple(
@@ -149,30 +149,30 @@ class PackedPlacementStrategy(PlacementStrategy):
                     for first in range(low, high, block)
                     for j in range(self.stride)
                 )
-            yield span, shape
+            yield part, shape
 
-    def _crossing(self, resources: Resources, span: Span, high: int) -> Finding:
-        """The complaint about a block that goes over the end of a node."""
+    def _crossing(self, resources: Resources, part: NodeHardware, high: int) -> Finding:
+        """Return the finding about a block that crosses the end of a node."""
         block = self.num_hardware_per_process * self.stride
         start, end = self.start_hardware_rank, self.end_hardware_rank + 1
-        inside = (span.first + high - start) // block
+        inside = (part.first + high - start) // block
         first = start + inside * block
         rank = inside * self.stride
-        noun = resources.noun(span, 2)
+        noun = resources.noun(part, 2)
         fits = []
-        for other in resources.spans_of(range(start, end)):
+        for other in resources.nodes_of(range(start, end)):
             low = max(start, other.first)
             usable = (min(end, other.end) - low) // block * block
             if usable:
                 fits.append(f"{low}-{low + usable - 1}" if usable > 1 else f"{low}")
-        if not fits:  # nothing of this range will do: the first place that would
-            fits = [f"{s.first}-{s.first + block - 1}" for s in resources.spans if s.count >= block][:1]
+        if not fits:  # no part of the range fits: suggest the first node that has a whole block
+            fits = [f"{s.first}-{s.first + block - 1}" for s in resources.by_node if s.count >= block][:1]
         ranges = ", ".join(fits[:6]) + (f", … {len(fits) - 6:,} more" if len(fits) > 6 else "")
         wanted = f"{first}-{first + block - 1}" if block > 1 else f"{first}"
         return Finding(
             "P203",
-            f"process {rank} would span nodes: its block is {noun} {wanted}, and node {span.node.rank} "
-            f"has {span.count} ({span.ranks})",
+            f"process {rank} would span nodes: its block is {noun} {wanted}, and node {part.node.rank} "
+            f"has {part.count} ({part.ranks})",
             context=resources.context,
             rule=f"a block of num_hardware_per_process * stride ({block}) lies on one node",
             fixes=(Fix("ranges that fit", ranges),) if ranges else (Fix("no node has that many"),),
@@ -180,16 +180,16 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Gives each process the resources that its own list names.
+    """Gives each process the resources in its own list.
 
-    Lists are sorted, and processes are ordered by their first rank. Two processes may share.
+    Each list is sorted, and processes are ordered by their first rank. Two processes may share resources.
 
     Args:
         hardware_ranks_list: A list of resource ranks per process.
         node_group_label: Label or labels of the groups to count in; ``None`` for the whole cluster.
 
     Raises:
-        PlacementError: With every list that is empty, repeats a rank, or holds none.
+        PlacementError: With every list that is empty, repeats a rank, or holds something that is not a rank.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
     @classmethod
     def _trusted(cls, lists: list[tuple[int, ...]], labels: Sequence[str]) -> FlexiblePlacementStrategy:
-        """From lists that are known to be sound and sorted."""
+        """Return a strategy for lists that are known to be valid and sorted."""
         strategy = cls.__new__(cls)
         PlacementStrategy.__init__(strategy, list(labels))
         is_single = max(map(len, lists)) == 1
@@ -223,10 +223,10 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
     @accept_older_names(_OLDER)
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placement of every process, in rank order.
+        """Return the placement of every process, in rank order.
 
         Raises:
-            PlacementError: Where a rank is out of range, or a process would span nodes or types.
+            PlacementError: A rank is out of range, or a process would have resources of two nodes or types.
         """
         resources = self._resources(cluster)
         last = self._singles[-1] if self._singles else max(map(operator.itemgetter(-1), self._lists))
@@ -235,41 +235,41 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             raise PlacementError([outside])
         return place(self._runs(resources), isolate_accelerator)
 
-    def _runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
+    def _runs(self, resources: Resources) -> Iterator[tuple[NodeHardware, tuple[tuple[int, ...], ...]]]:
         return self._single_runs(resources) if self._singles else self._general_runs(resources)
 
-    def _single_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
-        """One resource each: no process can span anything, so whole nodes are cut out at once."""
+    def _single_runs(self, resources: Resources) -> Iterator[tuple[NodeHardware, tuple[tuple[int, ...], ...]]]:
+        """Yield the runs of processes with one resource each: node by node, without a look at each process."""
         firsts = self._singles
         singles = [(local,) for local in range(resources.most_per_node)]
         index = 0
         while index < len(firsts):
-            span = resources.span_of(firsts[index])
-            end = bisect_left(firsts, span.end, index)
-            base = span.first
-            yield span, tuple([singles[rank - base] for rank in firsts[index:end]])
+            part = resources.node_of(firsts[index])
+            end = bisect_left(firsts, part.end, index)
+            base = part.first
+            yield part, tuple([singles[rank - base] for rank in firsts[index:end]])
             index = end
 
-    def _general_runs(self, resources: Resources) -> Iterator[tuple[Span, tuple[tuple[int, ...], ...]]]:
-        span = resources.spans[0]
-        end, base = span.end, span.first
+    def _general_runs(self, resources: Resources) -> Iterator[tuple[NodeHardware, tuple[tuple[int, ...], ...]]]:
+        part = resources.by_node[0]
+        end, base = part.end, part.first
         run: list[tuple[int, ...]] = []
         for rank, ranks in enumerate(self._lists):
             first = ranks[0]
             if first >= end:
                 if run:
-                    yield span, tuple(run)
+                    yield part, tuple(run)
                     run = []
-                span = resources.span_of(first)
-                end, base = span.end, span.first
+                part = resources.node_of(first)
+                end, base = part.end, part.first
             if len(ranks) == 1:
                 run.append((first - base,))
             elif ranks[-1] < end:
                 run.append(tuple([r - base for r in ranks]))
             else:
-                raise PlacementError([_spanning(resources, rank, ranks, span)])
+                raise PlacementError([_spanning(resources, rank, ranks, part)])
         if run:
-            yield span, tuple(run)
+            yield part, tuple(run)
 
 
 class NodePlacementStrategy(PlacementStrategy):
@@ -280,7 +280,7 @@ class NodePlacementStrategy(PlacementStrategy):
         node_group_label: Label or labels of the groups to count nodes in; ``None`` for all nodes.
 
     Raises:
-        PlacementError: Where a rank is none, or there are no processes.
+        PlacementError: With every value that is not a rank; or there are no processes.
     """
 
     def __init__(self, node_ranks: Iterable[int], node_group_label: str | Sequence[str] | None = None) -> None:
@@ -295,18 +295,18 @@ class NodePlacementStrategy(PlacementStrategy):
 
     @accept_older_names(_OLDER)
     def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placement of every process, in rank order.
+        """Return the placement of every process, in rank order.
 
         Raises:
-            PlacementError: Where a node rank is out of range.
+            PlacementError: A node rank is out of range.
         """
         resources = self._resources(cluster, as_nodes=True)
         last = self.node_ranks[-1]
         outside = resources.outside(range(last, last + 1))
         if outside is not None:
             raise PlacementError([outside])
-        runs = ((resources.spans[rank], sum(1 for _ in run)) for rank, run in groupby(self.node_ranks))
-        return place(((span, ((),) * count) for span, count in runs), isolate_accelerator)
+        runs = ((resources.by_node[rank], sum(1 for _ in run)) for rank, run in groupby(self.node_ranks))
+        return place(((part, ((),) * count) for part, count in runs), isolate_accelerator)
 
 
 def _integer(name: str, value: Any, minimum: int, findings: list[Finding]) -> int:
@@ -341,7 +341,7 @@ def _check_packed(start: int, end: int, per_process: int, stride: int) -> Iterat
 
 
 def _single_ranks(given: tuple[Any, ...]) -> list[int]:
-    """The ranks of lists of one sound rank each, sorted; empty where any list is something else."""
+    """Return the sorted ranks if every list has exactly one valid rank, else an empty list."""
     if not set(map(type, given)) <= {list, tuple, range} or set(map(len, given)) != {1}:
         return []
     ranks = [ranks[0] for ranks in given]
@@ -352,7 +352,7 @@ def _single_ranks(given: tuple[Any, ...]) -> list[int]:
 
 
 def _rank_lists(given: tuple[Any, ...]) -> list[tuple[int, ...]]:
-    """The caller's lists, checked, each sorted, then by their first rank; the caller's own are left alone."""
+    """Return checked copies of the lists, each sorted, in the order of their first ranks."""
     findings: list[Finding] = []
     checked: list[tuple[int, ...]] = []
     for index, ranks in enumerate(given):
@@ -397,7 +397,7 @@ def _iterate(values: Any, name: str, findings: list[Finding] | None = None) -> t
 
 
 def _labels(given: Any) -> tuple[str, ...]:
-    """Labels from ``None``, ``"a"``, ``"a,b"`` or ``["a", "b"]``."""
+    """Return the labels in ``None``, ``"a"``, ``"a,b"`` or ``["a", "b"]``."""
     if given is None:
         return ()
     items = [given] if isinstance(given, (str, int)) and not isinstance(given, bool) else _iterate(given, "node_group")
@@ -408,15 +408,15 @@ def _labels(given: Any) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _spanning(resources: Resources, rank: int, ranks: Sequence[int], span: Span) -> Finding:
-    """The complaint about a process whose resources are not on one node, or not of one type."""
-    other = resources.span_of(ranks[-1])
+def _spanning(resources: Resources, rank: int, ranks: Sequence[int], part: NodeHardware) -> Finding:
+    """Return the finding about a process whose resources are on two nodes, or of two types."""
+    other = resources.node_of(ranks[-1])
     named = ", ".join(str(r) for r in ranks[:12]) + (", …" if len(ranks) > 12 else "")
-    if other.node.rank == span.node.rank:
-        message = f"process {rank} mixes hardware: {named} are {resources.noun(span, 2)} and {resources.noun(other, 2)}"
+    if other.node.rank == part.node.rank:
+        message = f"process {rank} mixes hardware: {named} are {resources.noun(part, 2)} and {resources.noun(other, 2)}"
         return Finding("P110", message, context=resources.context, rule="a process has one type of hardware")
     message = (
-        f"process {rank} would span nodes: {resources.noun(span, 2)} {named} are on node {span.node.rank} "
-        f"({span.ranks}) and node {other.node.rank} ({other.ranks})"
+        f"process {rank} would span nodes: {resources.noun(part, 2)} {named} are on node {part.node.rank} "
+        f"({part.ranks}) and node {other.node.rank} ({other.ranks})"
     )
     return Finding("P109", message, context=resources.context, rule="the resources of a process are on one node")

@@ -108,7 +108,7 @@ def _reasons(plan: Plan, process: Process) -> list[str]:
     segment = next((s for s in segments if placement.rank in s.processes), None) if not findings else None
     if segment is not None and segments[-1].processes[-1] + 1 == component.world_size:
         given = _share_of(segment, resources, placement.rank)
-        spans = [resources.span_of(rank) for rank in given]
+        spans = [resources.node_of(rank) for rank in given]
         local = tuple(rank - span.first for rank, span in zip(given, spans, strict=True) if span.kind != NODE)
         if spans[0].node.rank == placement.cluster_node_rank and local == placement.local_hardware_ranks:
             return [*lines, _segment_reason(segment, resources, placement.rank)]
@@ -120,13 +120,13 @@ def _reasons(plan: Plan, process: Process) -> list[str]:
 
 def _share_of(segment: Segment, resources: Resources, rank: int) -> tuple[int, ...]:
     """The resource ranks that a segment gives to a process."""
-    on_nodes = resources.span_of(segment.resources[0]).kind == NODE
-    shares = zip(segment.processes, segment.shares(on_nodes), strict=True)
+    on_nodes = resources.node_of(segment.resources[0]).kind == NODE
+    shares = zip(segment.processes, segment.resources_of_processes(on_nodes), strict=True)
     return next(share for process, share in shares if process == rank)
 
 
 def _segment_reason(segment: Segment, resources: Resources, rank: int) -> str:
-    first = resources.span_of(segment.resources[0])
+    first = resources.node_of(segment.resources[0])
     noun = resources.noun(first, 2)
     text = f"{format_ranks(segment.resources)}:{format_ranks(segment.processes)} puts "
     text += f"{len(segment.processes)} processes on {len(segment.resources)} {noun}"

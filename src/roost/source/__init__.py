@@ -1,8 +1,8 @@
-"""Configuration values that remember where they stand.
+"""Configuration values that know their place in the file.
 
-A YAML file, a plain mapping or an OmegaConf ``DictConfig`` becomes a :class:`Tree`: the values,
-the source text of each scalar, and its file, line and column. Everything that reads a
-configuration reads a tree, so that every complaint can point at its culprit.
+A YAML file, a mapping or an OmegaConf ``DictConfig`` becomes a :class:`Tree`: the values, the source text of each
+scalar, and its file, line and column. All readers of configurations read trees, so that each error can point at the
+wrong value. :class:`Key` and :class:`Section` declare the keys of a mapping.
 """
 
 from roost.source.fields import Fields

@@ -1,4 +1,4 @@
-"""Typed reading of a mapping: every fault is collected, with place, rule and suggestion."""
+"""Read the keys of a mapping with types; all problems are collected, with place, rule and suggestion."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LIMIT = 10**15
-"""Larger numbers are typing errors."""
+"""Numbers from here on are typing errors."""
 
 
 class Fields:
-    """Reads the keys of one mapping, and adds what is wrong to a list of findings.
+    """A reader for the keys of one mapping; problems are added to a list of findings.
 
     Args:
         tree: The mapping.
-        findings: Where complaints go.
-        what: What the mapping is, in words for people: ``"a node group"``.
-        letter: First letter of the codes: ``C`` for job files, ``T`` for cluster files.
+        findings: Where problems go.
+        what: The mapping in error messages: ``"a node group"``.
+        letter: First letter of the error codes: ``C`` for job files, ``T`` for cluster files.
+
+    Attributes:
+        ok: Whether the tree is a mapping; if not, a problem has been added.
     """
 
     def __init__(self, tree: Tree, findings: list[Finding], what: str, letter: str = "C") -> None:
@@ -80,7 +83,7 @@ class Fields:
         return None
 
     def integer(self, key: str, minimum: int, default: int | None = None) -> int | None:
-        """A whole number; the default where the key is missing, null or wrong."""
+        """Return a whole number, or the default if the key is missing, null or wrong."""
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return default
@@ -94,7 +97,7 @@ class Fields:
         return value
 
     def number(self, key: str, maximum: float = math.inf, above: float = 0.0) -> float | None:
-        """A number above ``above`` and up to ``maximum``; ``None`` where missing, null or wrong."""
+        """Return a number above ``above`` and up to ``maximum``; ``None`` if the key is missing, null or wrong."""
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return None
@@ -110,7 +113,7 @@ class Fields:
         return float(value)
 
     def boolean(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return a boolean, or the default if the key is missing, null or wrong."""
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return default
@@ -120,14 +123,14 @@ class Fields:
         return tree.value
 
     def text(self, key: str) -> str | None:
-        """A word or a text; a number is taken as it is written (``4090``)."""
+        """Return a text; a number counts as the text that was written (``4090``)."""
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return None
         return self.as_text(tree, key)
 
     def as_text(self, tree: Tree, what: str) -> str | None:
-        """A scalar as text; complains where it is none, is empty, or could not be resolved."""
+        """Return a scalar as text; complain and return ``None`` if it is not a text, or is blank or unresolved."""
         if not tree.is_scalar or tree.value is None or isinstance(tree.value, (bool, Unresolved)):
             self.wrong(tree, f"{what} is a text")
             return None
@@ -137,7 +140,7 @@ class Fields:
         return tree.text.strip()
 
     def entries(self, key: str) -> list[Tree]:
-        """The items of a list; a single mapping counts as a list of one; missing is empty."""
+        """Return the items of a list; a single mapping counts as a list of one, a missing key as an empty list."""
         tree = self.tree.get(key)
         if tree is None or tree.value is None:
             return []
@@ -150,7 +153,7 @@ class Fields:
         return items
 
     def wrong(self, tree: Tree, rule: str) -> None:
-        """Complains about a value that breaks a rule."""
+        """Add a problem about a value that breaks a rule."""
         if isinstance(tree.value, Unresolved):
             self.complain("205", f"{tree.path} could not be resolved: {tree.value.reason}", tree)
             return
@@ -159,7 +162,7 @@ class Fields:
     def complain(
         self, number: str, message: str, at: Tree, rule: str = "", fixes: Iterable[Fix] = (), **more: Any
     ) -> None:
-        """Adds a problem that points at a value."""
+        """Add a problem that points at a value. ``number`` follows the letter in the error code."""
         code = self.letter + number
         marks = (at.mark(),)
         self.findings.append(Finding(code, message, at.place(), marks, rule=rule, fixes=tuple(fixes), **more))

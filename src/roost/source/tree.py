@@ -1,4 +1,4 @@
-"""``Tree``: one configuration value with its place; and the ways to get one."""
+"""``Tree``: a configuration value with its place in the file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from roost.errors import ConfigError, Finding, Fix, Mark, Place
 
 MAX_DEPTH = 64
-"""How deep mappings and lists may nest."""
+"""Number of levels that mappings and lists may nest."""
 
 MAX_VALUES = 1_000_000
-"""Most values that a configuration may hold once shared ones are followed."""
+"""Number of values that a configuration may hold; values shared by aliases count each time."""
 
 
 class Document:
-    """The text that trees point into."""
+    """A source text, with its name."""
 
     __slots__ = ("_lines", "name", "text")
 
@@ -27,14 +27,14 @@ class Document:
         self._lines: list[str] | None = None
 
     def line(self, number: int) -> str:
-        """The text of a line, counted from 1."""
+        """Return the text of a line, counted from 1; empty if there is no such line."""
         if self._lines is None:
             self._lines = self.text.splitlines()
         return self._lines[number - 1] if 0 < number <= len(self._lines) else ""
 
 
 class Unresolved:
-    """Stands for a value that could not be computed, and says why."""
+    """A placeholder for a value that could not be resolved, with the reason."""
 
     __slots__ = ("reason",)
 
@@ -43,16 +43,17 @@ class Unresolved:
 
 
 class Tree:
-    """One value of a configuration, and the place where it stands.
+    """A value of a configuration, and its place.
 
     Attributes:
         value: A dict of trees, a list of trees, or a scalar.
-        path: Dotted keys from the root; made when asked for, since few values are complained about.
-        keys: For a mapping, a tree per key that holds the key's own place.
-        line: Line in the document, from 1; 0 where it came from no file.
+        key: Its key in the parent; the index as text in a list; empty for the root.
+        keys: For a mapping: the keys themselves as trees, for their places.
+        document: The source text; ``None`` if the value did not come from a text.
+        line: Line in the document, from 1; 0 if there is none.
         column: Column, from 1.
-        inner: Column of the scalar's first character, from 1, where its text stands in the line as
-            it is; 0 where it does not (escapes, several lines).
+        inner: Column of the scalar's first character, from 1, inside quotes; 0 if the line does not hold the text
+            as it is, because of escapes or several lines.
     """
 
     __slots__ = ("_parent", "_text", "column", "document", "inner", "key", "keys", "line", "value")
@@ -80,7 +81,7 @@ class Tree:
 
     @property
     def path(self) -> str:
-        """Dotted keys from the root."""
+        """Dotted keys from the root. Computed on demand: few values appear in errors."""
         keys = []
         tree: Tree | None = self
         while tree is not None:
@@ -90,14 +91,14 @@ class Tree:
 
     @property
     def text(self) -> str:
-        """The scalar as it was written, or as it prints where it came from no file."""
+        """The scalar as it was written, or as Python prints it if it did not come from a text."""
         if self._text is None:
             self._text = _text_of(self.value)
         return self._text
 
     @property
     def has_source(self) -> bool:
-        """Whether :attr:`text` is what a person wrote, not a value that some loader made of it."""
+        """Whether :attr:`text` is the source text, not a value converted by another loader."""
         return self.document is not None or isinstance(self.value, str)
 
     @property
@@ -112,12 +113,12 @@ class Tree:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether this is neither."""
+        """Whether this is neither a mapping nor a list."""
         return not isinstance(self.value, (dict, list))
 
     @property
     def kind(self) -> str:
-        """What this is, in words for people."""
+        """The value in error messages: ``a list``, ``nothing (null)``, ``the text 'x'``, ``7``."""
         if isinstance(self.value, dict):
             return "a mapping"
         if isinstance(self.value, list):
@@ -130,29 +131,29 @@ class Tree:
         return f"the text {text!r}" if isinstance(self.value, str) else text
 
     def get(self, key: str) -> Tree | None:
-        """The value under a key; ``None`` where this is no mapping or has no such key."""
+        """Return the value under a key; ``None`` if this is not a mapping or has no such key."""
         return self.value.get(key) if isinstance(self.value, dict) else None
 
     def find(self, dotted: str) -> Tree | None:
-        """The value at a dotted path below this one, if it is there."""
+        """Return the value at a dotted path below this one; ``None`` if there is none."""
         tree: Tree | None = self
         for key in dotted.split("."):
             tree = tree.get(key) if tree is not None else None
         return tree
 
     def items(self) -> list[tuple[str, Tree]]:
-        """Keys and values of a mapping; empty for anything else."""
+        """Return keys and values of a mapping; an empty list for anything else."""
         return list(self.value.items()) if isinstance(self.value, dict) else []
 
     def place(self, offset: int = 0) -> Place:
-        """The place of this value, or of a character inside its text."""
+        """Return the place of this value, or of a character inside its text."""
         if self.document is None:
             return Place(self.path, column=offset + 1, source=self.text) if self.is_scalar else Place(self.path)
         column = self.inner + offset if self.inner else self.column
         return Place(self.path, self.document.name, self.line, column, self.document.line(self.line))
 
     def mark(self, offset: int = 0, length: int | None = None, text: str = "", primary: bool = True) -> Mark:
-        """A mark under this value, or under a part of its text."""
+        """Return a mark under this value, or under a part of its text."""
         first = 1 if self.document is None else self.inner
         if not first or not self.is_scalar:
             return Mark(max(1, self.column), 1, text, primary)
@@ -160,16 +161,16 @@ class Tree:
         return Mark(first + offset, max(1, length), text, primary)
 
     def standing_for(self, value: Any, text: str) -> Tree:
-        """Another value that was made of this one, and has its place."""
+        """Return another value, derived from this one, with the same place."""
         return Tree(value, self.key, self._parent, text, self.document, self.line, self.column)
 
     def replacing(self, keys: Sequence[str], value: Tree) -> Tree:
-        """This tree with another value at a path of keys; mappings on the way are made where there are none.
+        """Return this tree with another value at a path of keys; missing mappings on the way are added.
 
-        Nothing is changed in place: what an alias shares stays as it is elsewhere.
+        Nothing is changed in place: values shared by aliases stay the same elsewhere.
 
         Raises:
-            LookupError: Where the path goes through something that is no mapping, or beyond a list.
+            LookupError: The path leads through a scalar, or past the end of a list.
         """
         if not keys:
             value.key, value._parent = self.key, self._parent
@@ -191,7 +192,7 @@ class Tree:
         return tree
 
     def plain(self) -> Any:
-        """This value as plain Python data."""
+        """Return this value as plain Python data."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -202,8 +203,8 @@ class Tree:
 class Config(Mapping[str, Any]):
     """A loaded configuration: a mapping with attribute access that keeps line and column.
 
-    ``config["cluster"]["num_nodes"]`` and ``config.cluster.num_nodes`` are the same. Pass it
-    where a job description is wanted, and complaints point into the file.
+    ``config["cluster"]["num_nodes"]`` and ``config.cluster.num_nodes`` are the same. Errors about a job that is passed
+    on as a ``Config`` point into its file.
     """
 
     __slots__ = ("_tree",)
@@ -232,7 +233,7 @@ class Config(Mapping[str, Any]):
         return (_from_plain, (self.to_dict(),))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain dicts, lists and scalars."""
+        """Return the configuration as plain dicts, lists and scalars."""
         plain: dict[str, Any] = self._tree.plain()
         return plain
 
@@ -250,22 +251,22 @@ def _open(tree: Tree) -> Any:
 
 
 def load_tree(path: str | os.PathLike[str]) -> Tree:
-    """Reads a YAML file.
+    """Read a YAML file.
 
     Raises:
         ConfigError: With every problem of the file that can be seen at once.
     """
-    # PyYAML costs more to import than all of this room: only those who read a file pay for it.
+    # PyYAML takes longer to import than all of this package, and only files need it.
     from roost.source.yaml import read_file
 
     return read_file(os.fspath(path))
 
 
 def as_tree(config: Any) -> Tree:
-    """A tree of whatever a caller calls a configuration: a ``Config``, a mapping, a ``DictConfig``.
+    """Return the tree of a configuration: a ``Config``, a mapping or a ``DictConfig``.
 
     Raises:
-        ConfigError: Where it is none of these, nests too deep, or contains itself.
+        ConfigError: The argument is none of these, nests too deep, or contains itself.
     """
     if isinstance(config, Tree):
         return config
@@ -287,20 +288,20 @@ def _not_a_config(what: str) -> Finding:
 
 
 def _is_omegaconf(value: Any) -> bool:
-    """Whether this is an OmegaConf container, without loading OmegaConf to find out."""
+    """Return whether this is an OmegaConf container, without importing OmegaConf."""
     omegaconf = sys.modules.get("omegaconf")
     return omegaconf is not None and isinstance(value, (omegaconf.DictConfig, omegaconf.ListConfig))
 
 
 class _Grower:
-    """Turns plain data into trees; data that is shared is turned once, and counted each time."""
+    """Convert plain data into trees. Shared data is converted once, and counted each time."""
 
     def __init__(self) -> None:
         self._grown: dict[int, tuple[Tree, int]] = {}
-        self._alive: list[Any] = []  # an id is taken again once its object is gone
+        self._alive: list[Any] = []  # keeps the objects alive: Python reuses the id of an object that is gone
 
     def grow(self, value: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
-        """A tree, and how many values it holds."""
+        """Return a tree, and the number of values that it holds."""
         if depth > MAX_DEPTH:
             message = f"the configuration nests deeper than {MAX_DEPTH} levels, or contains itself"
             raise ConfigError([Finding("C108", message, Place(parent.path[:200] if parent else ""))])
@@ -349,7 +350,7 @@ class _Grower:
         return tree, total
 
     def _omegaconf(self, value: Any, key: str, parent: Tree | None, depth: int) -> tuple[Tree, int]:
-        """Resolves interpolations one by one: one that fails matters only if someone reads it."""
+        """Resolve interpolations one by one: one that fails matters only if its value is read."""
         is_list = hasattr(value, "append")
         keys = range(len(value)) if is_list else list(value.keys())
         items = []

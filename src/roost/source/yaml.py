@@ -1,9 +1,8 @@
-"""YAML text → ``Tree``, from the parser's events.
+"""Build a ``Tree`` from YAML text.
 
-The events come from libyaml where it is there (30 × faster than the Python parser). The tree is
-built here rather than by the loader, because Roost must keep the source text of a scalar (a YAML
-1.1 loader reads ``3:0`` as the number 180), must stop early at files made to explode, and wants
-every duplicate key, not the first.
+The parser's events come from libyaml if it is installed; it is 30 times as fast as the Python parser. PyYAML's loader is
+not used, for three reasons: it drops the source text of scalars (YAML 1.1 reads ``3:0`` as the number 180), it expands
+nested aliases without limit, and it does not report duplicate keys.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from roost.errors import ConfigError, Finding, Fix, Mark, Place
 from roost.source.tree import MAX_DEPTH, MAX_VALUES, Document, Tree
 
 MAX_BYTES = 10 * 2**20
-"""Largest file that is read."""
+"""Size of the largest file that is read."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -33,7 +32,11 @@ _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool",
 
 
 def read_file(path: str) -> Tree:
-    """Reads one YAML mapping from a file."""
+    """Read one YAML mapping from a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or with every problem that can be seen at once.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -55,7 +58,7 @@ def read_file(path: str) -> Tree:
 
 
 def read_text(text: str, name: str = "<text>") -> Tree:
-    """Reads one YAML mapping from text.
+    """Read one YAML mapping from text.
 
     Raises:
         ConfigError: With every problem that can be seen at once.
@@ -74,7 +77,7 @@ def read_text(text: str, name: str = "<text>") -> Tree:
 
 
 def read_value(text: str, name: str) -> Tree:
-    """Reads one YAML value of any kind, such as one from a command line; its place is a name, without a line.
+    """Read one YAML value of any kind, such as one from a command line. Its place is a name without a line.
 
     Raises:
         ConfigError: With every problem that can be seen at once.
@@ -95,7 +98,7 @@ def _without_position(tree: Tree) -> Tree:
 
 
 class _GiveUpError(Exception):
-    """Ends composing early; the reason is among the findings."""
+    """Stops composing early; the reason is among the findings."""
 
 
 class _Composer:
@@ -106,7 +109,7 @@ class _Composer:
         self.values = 0
 
     def compose(self) -> Tree | None:
-        """The tree of the one document in the text, or ``None``; problems are in ``findings``."""
+        """Return the tree of the only document in the text, or ``None``; problems are in ``findings``."""
         root: Tree | None = None
         try:
             loader = _Loader(self.document.text)
@@ -253,7 +256,9 @@ class _Composer:
             line, column = mark.line, mark.column
         place = self._place(line, column)
         opened = getattr(error, "context_mark", None)
-        if not place.source.strip() and opened is not None:  # the end of the file: show what was left open
+        if (
+            not place.source.strip() and opened is not None
+        ):  # at the end of the file: show the bracket that was left open
             place = self._place(opened.line, opened.column)
         if place.source[column : column + 1] == "\t" or "\t" in place.source[: column + 1]:
             tab = place.source.index("\t")
@@ -272,10 +277,10 @@ class _Composer:
 
 
 def _resolve(text: str) -> Any:
-    """The value of an unquoted scalar.
+    """Return the value of an unquoted scalar.
 
-    As YAML 1.2 reads it, plus the yes/no words that people expect: no base-60 numbers (``3:0``), no
-    underscores (``0_7``), no octal by a leading zero.
+    The rules are those of YAML 1.2 plus the words yes, no, on and off. There are no base-60 numbers (``3:0``), no
+    underscores (``0_7``), and no octal numbers with a leading zero.
     """
     if text in _WORDS:
         return _WORDS[text]
