@@ -150,7 +150,7 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
     if layout is not None and mode:
         is_mode = section.get(keys.PLACEMENT_MODE.name) is not None
         key = keys.PLACEMENT_MODE.name if is_mode else keys.AUTO_SCHEDULER.name
-        fields.complain("204", f"a layout has a mode of its own, and {key} is said too", section.value[key])
+        fields.complain("204", f"a layout has a mode of its own, and {key} is set too", section.value[key])
     components: list[Component] = []
     placements = fields.read(keys.COMPONENT_PLACEMENT)
     if placements is None and is_explained:

@@ -1,4 +1,4 @@
-"""What a node may carry: accelerators by vendor, and other devices by registered type."""
+"""The hardware of nodes: accelerators by vendor, and other devices by registered type."""
 
 import importlib
 import pkgutil

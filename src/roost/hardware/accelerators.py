@@ -1,4 +1,4 @@
-"""Accelerator vendors as data. Each vendor is one module in ``hardware/vendors``."""
+"""Accelerator vendors as data; each vendor is a module in ``hardware/vendors``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["AcceleratorType", "Device", "Holder", "Usage", "register_accelerator
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, as the vendor's driver library knows it.
+    """One accelerator, as the vendor's driver library reports it.
 
     Attributes:
-        id: Its number on the node, as the driver counts.
-        uuid: Its id in the world; empty where the vendor does not tell.
-        model: Its model.
-        memory_gib: Its memory.
-        used_gib: How much of that is in use.
-        pids: Processes that use it.
-        busy: Share of the last moments in which it computed, from 0 to 1; ``None`` where that cannot be told.
-        fault: Why it cannot be used, such as ``GPU is lost``; empty where nothing is known against it.
+        id: Number of the accelerator on its node, as the driver counts.
+        uuid: Globally unique id; empty if the driver does not report one.
+        model: Model name.
+        memory_gib: Total memory in GiB; ``None`` if unknown.
+        used_gib: Memory in use in GiB; ``None`` if unknown.
+        pids: Ids of the processes that use it.
+        busy: Utilisation from 0 to 1 over the driver's last sampling period; ``None`` if unknown.
+        fault: Why it cannot be used, such as ``GPU is lost``; empty if it works.
     """
 
     id: str
@@ -36,14 +36,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Usage:
-    """How much of an accelerator is used now.
+    """Current memory use and utilisation of an accelerator.
 
     Attributes:
-        id: Its number on the node, as the driver counts.
-        uuid: Its id in the world.
-        memory_gib: Its memory.
-        used_gib: How much of that is in use, by anybody.
-        busy: Share of the last moments in which it computed, from 0 to 1; ``None`` where that cannot be told.
+        id: Number of the accelerator on its node, as the driver counts.
+        uuid: Globally unique id.
+        memory_gib: Total memory in GiB.
+        used_gib: Memory in use in GiB, by all processes together.
+        busy: Utilisation from 0 to 1 over the driver's last sampling period; ``None`` if unknown.
     """
 
     id: str
@@ -58,9 +58,9 @@ class Holder:
     """A process that holds memory of an accelerator.
 
     Attributes:
-        uuid: The accelerator.
-        pid: The process, as the driver counts.
-        used_gib: How much it holds; ``None`` where the driver does not tell.
+        uuid: Globally unique id of the accelerator.
+        pid: Process id, as the driver reports it.
+        used_gib: Memory that the process holds in GiB; ``None`` if the driver does not report it.
     """
 
     uuid: str
@@ -70,26 +70,26 @@ class Holder:
 
 @dataclass(frozen=True)
 class AcceleratorType:
-    """A vendor's accelerators: what they are called and how a process is shown some of them.
+    """The accelerators of a vendor: their names, and how a process is limited to some of them.
 
     Registered types are attributes of this class in capitals: ``AcceleratorType.NVIDIA``.
 
     Attributes:
-        name: The vendor.
-        visible_devices_variable: Environment variable that limits what a process sees; empty for
+        name: Name of the vendor.
+        visible_devices_variable: Environment variable that limits which accelerators a process sees; empty for
             nodes without accelerators.
-        noset_variables: Variables that keep Ray from overwriting it, one per generation of Ray.
-        ray_resource: The name under which Ray counts them.
-        environment: Further variables that every worker on such accelerators gets.
-        noun: What people call one of them.
-        models: How the names of its models begin, as Ray and users spell them in a node's accelerator type.
-        device_files: Patterns of files that its kernel driver makes; for vendors that share a resource name.
-        detect: Finds them on this node through the driver library, those that do not answer with their fault; loads
-            it only when called. It returns nothing where there is no driver, and raises where the driver fails.
-        visible_uuids: What a process with this environment really sees, by uuid. It leaves the calling process able
-            to fork and to choose its own context, and raises ``ClusterError`` where the driver fails.
-        usage: How much of each accelerator of this node is used now; cheap enough to ask every second.
-        holders: The processes that hold memory of accelerators of this node.
+        noset_variables: Variables that stop Ray from overwriting that variable, one per generation of Ray.
+        ray_resource: Name of the Ray resource that counts the accelerators.
+        environment: Further variables of every worker on such accelerators.
+        noun: The word for one accelerator, such as ``GPU``.
+        models: Prefixes of model names, as Ray and users write them in a node's accelerator type.
+        device_files: Patterns of the kernel driver's device files, for vendors that share a Ray resource.
+        detect: Returns the accelerators of this node; those that do not answer have a fault. It loads the driver
+            library when called, returns an empty list without a driver, and raises if the driver fails.
+        visible_uuids: Returns the UUIDs of the accelerators that a process with this environment sees. Afterwards the
+            calling process can still fork and choose its own context. Raises ``ClusterError`` if the driver fails.
+        usage: Returns the current use of each accelerator of this node; cheap enough for a call every second.
+        holders: Returns the processes that hold memory of the accelerators of this node.
     """
 
     name: str
@@ -116,11 +116,11 @@ class AcceleratorType:
 
     @property
     def noset_variable(self) -> str:
-        """The variable that keeps the current Ray from setting the visible devices."""
+        """The variable that stops the current Ray from setting the visible devices; empty if there is none."""
         return self.noset_variables[0] if self.noset_variables else ""
 
     def worker_environment(self, visible: Sequence[str]) -> dict[str, str]:
-        """The variables of a worker that sees these accelerators and no others."""
+        """Return the environment variables of a worker that sees only the given accelerator ids."""
         if not self.visible_devices_variable:
             return {}
         return {
@@ -131,12 +131,12 @@ class AcceleratorType:
 
     @staticmethod
     def get(name: str) -> AcceleratorType | None:
-        """The type of that name, in any case; ``None`` where none is registered."""
+        """Return the type with a name, ignoring case; ``None`` if no such type is registered."""
         return _types.get(name.casefold())
 
     @staticmethod
     def names() -> list[str]:
-        """The names of all registered vendors."""
+        """Return the names of all registered vendors."""
         return [kind.name for kind in _types.values() if kind.visible_devices_variable]
 
     def __str__(self) -> str:
@@ -156,12 +156,12 @@ _types: dict[str, AcceleratorType] = {}
 def _restore(
     name: str, variable: str, noset: tuple[str, ...], resource: str, environment: dict[str, str], noun: str
 ) -> AcceleratorType:
-    """Unpickles to the registered type, so that identity holds across processes."""
+    """Return the registered type when unpickling, so that types can be compared by identity in each process."""
     return AcceleratorType.get(name) or AcceleratorType(name, variable, noset, resource, environment, noun)
 
 
 def register_accelerator(kind: AcceleratorType) -> AcceleratorType:
-    """Makes a vendor known under its name; registering a name again replaces it."""
+    """Register a vendor under its name and return it; registering a name again replaces the vendor."""
     _types[kind.name.casefold()] = kind
     setattr(AcceleratorType, kind.name.upper(), kind)
     return kind

@@ -16,7 +16,7 @@ NO_DEVICE = 100
 
 
 def probe() -> dict[str, Any]:
-    """Return the UUIDs in CUDA's order, or why CUDA cannot tell them."""
+    """Return the UUIDs in CUDA's order, or the reason why CUDA cannot list them."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

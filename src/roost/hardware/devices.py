@@ -1,4 +1,4 @@
-"""The registry of other hardware: robots, cameras, anything that a worker may own."""
+"""The registry of devices that are not accelerators: robots, cameras, and whatever else a worker may own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class HardwareField:
 
     Attributes:
         name: Its name.
-        required: Whether a job must give it.
-        type_name: ``str``, ``int``, ``float`` or ``bool`` where values are checked; else empty.
+        required: Whether a job must give a value.
+        type_name: ``str``, ``int``, ``float`` or ``bool`` if values are checked, else empty.
     """
 
     name: str
@@ -40,7 +40,7 @@ class HardwareField:
     type_name: str
 
     def accepts(self, value: object) -> bool:
-        """Whether a value is of this field's type; fields of other types take anything."""
+        """Return whether a value has this field's type; unchecked fields accept any value."""
         if not self.type_name:
             return True
         if isinstance(value, bool) and self.type_name != "bool":
@@ -49,9 +49,9 @@ class HardwareField:
 
 
 def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
-    """Makes a dataclass the description of a hardware type.
+    """Return a decorator that registers a dataclass as a hardware type.
 
-    Its fields are what ``hardware.configs`` of a node group may and must say::
+    The fields of the dataclass are the keys of an entry of ``hardware.configs`` in a node group::
 
         @roost.register_hardware("Franka")
         @dataclass
@@ -59,10 +59,12 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
             robot_ip: str
             camera: str = ""
 
-    A class method ``detect`` that returns a list of instances is run on every node of a live cluster:
-    what it finds belongs to that node. A field ``node_rank`` need not be given: it is the rank of the node that the
-    device is on. Registering a name again replaces it, as happens when a notebook
-    cell runs twice.
+    If the class has a class method ``detect`` that returns a list of instances, it is run on every node of a live
+    cluster, and the devices that it returns belong to that node. A field ``node_rank`` receives the rank of the device's
+    node. Registering a name again replaces the type, as happens when a notebook cell runs twice.
+
+    Raises:
+        ConfigError: The name is blank, the class is not a dataclass, or it has a field ``type``.
     """
     if not isinstance(type_name, str) or not type_name.strip():
         raise ConfigError([Finding("C308", f"a hardware type has a name, not {type_name!r}")])
@@ -83,23 +85,26 @@ def register_hardware(type_name: str) -> Callable[[type[_T]], type[_T]]:
 
 
 def hardware_detectors() -> dict[str, type[Any]]:
-    """Registered types that can find themselves on a node."""
+    """Return the registered types that have a ``detect``, by name."""
     return {name: cls for name, cls in _types.items() if callable(getattr(cls, "detect", None))}
 
 
 def hardware_types() -> list[str]:
-    """The names of all registered hardware types."""
+    """Return the names of all registered hardware types."""
     return sorted(_types)
 
 
 def hardware_fields(type_name: str) -> list[HardwareField] | None:
-    """The fields of a registered type that a job may give, so without ``node_rank``; ``None``: it is not registered."""
+    """Return the fields of a type that a job may give, without ``node_rank``; ``None`` if it is not registered."""
     cls = _types.get(type_name)
     if cls is None:
         return None
     try:
         hints = get_type_hints(cls)
-    except Exception:  # a forward reference that only its author can resolve
+    except Exception as error:  # such as a forward reference to a name of the author's function
+        import logging  # slow to import, and rarely needed
+
+        logging.getLogger("roost").debug("fields of hardware type %s are not checked: %s", type_name, error)
         hints = {}
     return [
         HardwareField(
@@ -160,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked_type(hint: object) -> str:
-    """The name of a simple type, also inside ``Optional``-free annotations; else empty."""
+    """Return ``str``, ``int``, ``float`` or ``bool`` for such an annotation, else the empty text."""
     if get_origin(hint) is not None or get_args(hint):
         return ""
     name = getattr(hint, "__name__", "")

@@ -1,4 +1,4 @@
-"""What there is: nodes, their accelerators and other hardware, and groups of nodes."""
+"""The nodes of a cluster, their accelerators and other hardware, and node groups."""
 
 from roost.topology.model import CLUSTER, NODE, Hardware, Node, NodeEnvironment, NodeGroup, Topology
 

@@ -28,10 +28,10 @@ RESERVED_VARIABLES = frozenset(
         "GROUP_NAME",
     ]
 )
-"""Variables that the plan sets; a group that set them would send workers to the wrong place."""
+"""Variables that the plan sets. A group must not set them: its workers would have a wrong rank or address."""
 
 ALL_NODES = "all"
-"""Stands for all nodes of the cluster in ``node_ranks`` of a group, and for all of the group in its ``env_configs``."""
+"""In ``node_ranks``: all nodes of the cluster for a group, all nodes of the group for an entry of ``env_configs``."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -101,7 +101,7 @@ def read_groups(
             )
             reader.fields.complain("301", message, at, fixes=[Fix("choose another label, or drop this group")])
             continue
-        if known is not None:  # what the job does not say, the cluster's description does
+        if known is not None:  # the cluster's description fills in what the job leaves out
             group = NodeGroup(
                 group.label,
                 group.node_ranks,
@@ -132,7 +132,7 @@ def _check_owners(groups: Iterable[NodeGroup], fields_by_label: Mapping[str, Fie
 
 
 def check_label(fields: Fields, at: Tree, label: str) -> bool:
-    """Whether a text may be the label of a group."""
+    """Return whether a text may be the label of a group; complain if not."""
     if label in (CLUSTER, NODE):
         meaning = "all nodes, by node rank" if label == NODE else "everything, and the default"
         fields.complain("302", f"the label {label!r} is reserved: it means {meaning}", at)
@@ -144,7 +144,7 @@ def check_label(fields: Fields, at: Tree, label: str) -> bool:
 
 
 def check_hardware_fields(fields: Fields, type_name: str, values: dict[str, Tree], must_be_registered: bool) -> bool:
-    """Checks a hardware's values against the dataclass registered for its type."""
+    """Check the values of a device against the dataclass registered for its type; return whether they are right."""
     import json
 
     for key, value in values.items():
@@ -206,7 +206,7 @@ class _GroupReader:
         return NodeGroup(label, ranks, hardware_type, hardware, environments)
 
     def _ranks(self, tree: Tree, allowed: range | frozenset[int], rule: str) -> tuple[int, ...]:
-        """Node ranks, ascending, from ``3``, ``"0-3,5"``, ``all`` or a list; every one of them allowed."""
+        """Return ascending node ranks from ``3``, ``"0-3,5"``, ``all`` or a list; complain about others than the allowed."""
         fields = self.fields
         if isinstance(tree.value, str) and tree.value.strip().lower() == ALL_NODES:
             return tuple(sorted(allowed))
@@ -344,7 +344,7 @@ class _GroupReader:
         sound = check_hardware_fields(fields, kind, values, must_be_registered=False)
         if rank is None:
             return None
-        if not group_ranks:  # already complained about
+        if not group_ranks:  # the wrong node ranks have been reported
             return None
         if rank not in self.members:
             rule = f"the group has nodes {format_ranks(group_ranks)}"
@@ -366,7 +366,7 @@ class _GroupReader:
 
 
 def _first_outside(run: range, allowed: range | frozenset[int]) -> int | None:
-    """The first rank of a run that is not allowed, without walking a run of billions."""
+    """Return the first rank of a range that is not allowed, or ``None``. A range may have billions of ranks."""
     if isinstance(allowed, range):
         if run[0] not in allowed:
             return run[0]

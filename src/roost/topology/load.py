@@ -1,4 +1,4 @@
-"""Cluster files: the full form of a topology."""
+"""Reading cluster files, which describe a topology in full."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roost.topology.parse import MAX_ACCELERATORS_PER_NODE, MAX_NODES
 
 
 def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = True) -> Topology:
-    """The topology that a tree describes.
+    """Return the topology that a tree describes.
 
     Args:
-        tree: A mapping with ``nodes`` and perhaps ``node_groups``.
+        tree: A mapping with ``nodes`` and optionally ``node_groups``.
         check_hardware: Whether hardware types must be registered.
-        check_names: Whether names and addresses must be unique; machines that were measured may share a name.
+        check_names: Whether names and addresses must be unique; nodes of a live cluster may share a name.
 
     Raises:
         TopologyError: With every problem.
@@ -44,7 +44,7 @@ def read_topology(tree: Tree, check_hardware: bool = True, check_names: bool = T
 
 
 def _read_nodes(tree: Tree, nodes: list[Node], findings: list[Finding]) -> str | None:
-    """Adds the nodes of one entry; returns the label of their group, if it names one."""
+    """Add the nodes of one entry to a list; return the label of their group, or ``None`` if it has none."""
     fields = keys.NODE_ENTRY.open(tree, findings, "T")
     if not fields.ok:
         return None
@@ -151,7 +151,7 @@ def _read_hardware(tree: Tree, findings: list[Finding]) -> Hardware | None:
 
 
 def _check_unique(tree: Tree, nodes: list[Node], findings: list[Finding]) -> None:
-    """No two nodes have one name or one address: whoever looks for it would find the wrong one."""
+    """Check that no two nodes have the same name or address: a lookup could find the wrong node."""
     for what, texts in (("name", [n.name for n in nodes]), ("address", [n.address for n in nodes])):
         seen: dict[str, int] = {}
         for rank, text in enumerate(texts):

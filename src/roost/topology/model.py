@@ -1,4 +1,4 @@
-"""``Node``, ``NodeGroup`` and ``Topology``: frozen, with a JSON round trip."""
+"""``Node``, ``NodeGroup`` and ``Topology``: frozen values that can be written as JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from roost.ranks import format_ranks
 __all__ = ["CLUSTER", "NODE", "Hardware", "Node", "NodeEnvironment", "NodeGroup", "Topology"]
 
 CLUSTER = "cluster"
-"""The reserved group of everything, and the default."""
+"""Label of the reserved group of all hardware of the cluster; the default."""
 
 NODE = "node"
-"""The reserved group of all nodes, in which a resource is a node."""
+"""Label of the reserved group in which resource ranks count nodes."""
 
 
 @lru_cache(maxsize=1024)
 def numbered_ids(count: int) -> tuple[str, ...]:
-    """``("0", "1", …)``: the ids of a node's accelerators unless it says otherwise. Shared."""
+    """Return ``("0", "1", …)``, the default ids of a node's accelerators. Nodes share the tuple."""
     return tuple(str(i) for i in range(count))
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One piece of other hardware: a robot, a camera."""
+    """One device that is not an accelerator: a robot, a camera."""
 
     type: str
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -41,16 +41,16 @@ class Node:
     """One machine.
 
     Attributes:
-        rank: Its index in the cluster; node 0 is the head.
-        name: A name for people.
-        address: IP address or host name, if known.
-        cpus: Number of CPUs, if known.
-        memory_gib: Host memory, if known.
-        accelerator_ids: Ids of its accelerators as its driver counts them, in order.
-        accelerator_type: Their vendor.
-        accelerator_model: Their model, such as ``H200``.
-        accelerator_memory_gib: Memory of one of them, if known.
-        labels: Rack, NVLink domain, or anything else.
+        rank: Index in the cluster; node 0 is the head.
+        name: A name for people; may be empty.
+        address: IP address or host name; empty if unknown.
+        cpus: Number of CPUs; ``None`` if unknown.
+        memory_gib: Host memory in GiB; ``None`` if unknown.
+        accelerator_ids: Ids of the accelerators as the driver counts them, in order.
+        accelerator_type: Vendor of the accelerators.
+        accelerator_model: Model of the accelerators, such as ``H200``; empty if unknown.
+        accelerator_memory_gib: Memory of one accelerator in GiB; ``None`` if unknown.
+        labels: Rack, NVLink domain, or any other labels.
         hardware: Robots and other devices.
     """
 
@@ -68,18 +68,18 @@ class Node:
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators it has."""
+        """Number of accelerators."""
         return len(self.accelerator_ids)
 
     @property
     def display_name(self) -> str:
-        """Its name, or ``node-3`` where it has none."""
+        """The name, or ``node-3`` if the node has none."""
         return self.name or f"node-{self.rank}"
 
 
 @dataclass(frozen=True)
 class NodeEnvironment:
-    """What a group gives to workers on some of its nodes: variables and an interpreter."""
+    """Environment variables and the interpreter of a group's workers on some of its nodes."""
 
     node_ranks: tuple[int, ...]
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -88,14 +88,14 @@ class NodeEnvironment:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Some of the nodes, under a label.
+    """A named set of nodes.
 
     Attributes:
-        label: Its name, case-sensitive.
-        node_ranks: Its nodes, ascending.
-        hardware_type: The hardware that resource ranks of this group count; empty for accelerators.
-        hardware: That hardware, each with the rank of its node, ascending.
-        environments: Variables and interpreters by node; no node is in two of them.
+        label: Name of the group, case-sensitive.
+        node_ranks: Ranks of its nodes, ascending.
+        hardware_type: Type of the devices that resource ranks of the group count; empty for accelerators.
+        hardware: These devices, each with the rank of its node, in the order of the nodes.
+        environments: Environment variables and interpreters; a node is in one of them at most.
     """
 
     label: str
@@ -109,7 +109,7 @@ class NodeGroup:
         return {rank: env for env in self.environments for rank in env.node_ranks}
 
     def environment(self, node_rank: int) -> NodeEnvironment:
-        """What workers of this group get on a node; empty where nothing is said."""
+        """Return the environment of this group's workers on a node; empty if the group has none for it."""
         return self._environment_by_node.get(node_rank) or NodeEnvironment((node_rank,))
 
     @cached_property
@@ -123,11 +123,11 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Topology:
-    """The machines that a job is planned on.
+    """The nodes that a job is planned on.
 
     Attributes:
         nodes: All nodes, in cluster order.
-        groups: The groups that are defined, without the reserved two.
+        groups: The defined groups, without the two reserved ones.
     """
 
     nodes: tuple[Node, ...]
@@ -155,13 +155,13 @@ class Topology:
 
     @cached_property
     def noun(self) -> str:
-        """What its accelerators are called: GPU, NPU, or accelerator where they differ."""
+        """The word for its accelerators: GPU, NPU; or accelerator if there are several kinds."""
         nouns = {node.accelerator_type.noun for node in self.nodes if node.accelerator_ids} or {"GPU"}
         return nouns.pop() if len(nouns) == 1 else "accelerator"
 
     @property
     def topology(self) -> Topology:
-        """Itself, so that a topology stands wherever a live cluster does."""
+        """The topology itself, so that a topology can be passed in place of a live cluster."""
         return self
 
     @cached_property
@@ -172,18 +172,18 @@ class Topology:
 
     @property
     def labels(self) -> list[str]:
-        """Labels of all groups, the reserved two last."""
+        """Labels of all groups, the two reserved ones last."""
         return list(self._groups_by_label)
 
     def has_group(self, label: str) -> bool:
-        """Whether a group of that label is defined or reserved."""
+        """Return whether a group with a label is defined or reserved."""
         return label in self._groups_by_label
 
     def group(self, label: str | None = CLUSTER) -> NodeGroup:
-        """The group of that label; ``None`` stands for all nodes.
+        """Return the group with a label; ``None`` stands for all nodes.
 
         Raises:
-            PlacementError: Where there is none.
+            PlacementError: There is no such group.
         """
         label = CLUSTER if label is None else label
         found = self._groups_by_label.get(label) if isinstance(label, str) else None
@@ -192,7 +192,7 @@ class Topology:
         return found
 
     def unknown_group(self, label: str) -> Finding:
-        """The complaint about a label that no group has."""
+        """Return the finding about a label that no group has."""
         near = did_you_mean(str(label), self.labels)
         fixes = [Fix("did you mean", f"node_group: {near}")] if near else []
         fixes.append(Fix("or define it", f"node_groups: [{{label: {label}, node_ranks: 0}}]"))
@@ -205,7 +205,7 @@ class Topology:
         )
 
     def describe(self) -> str:
-        """One line for people: ``8 nodes x 8 GPUs (H200) + 2 nodes without GPUs``."""
+        """Return one line for people: ``8 nodes x 8 GPUs (H200) + 2 nodes without GPUs``."""
         return self._description
 
     @cached_property
@@ -230,7 +230,11 @@ class Topology:
 
     @staticmethod
     def of(cluster_or_topology: Any) -> Topology:
-        """The topology of anything that carries one: a live cluster, or a topology itself."""
+        """Return the topology of a live cluster, or a topology itself.
+
+        Raises:
+            TopologyError: The argument is neither.
+        """
         topology = getattr(cluster_or_topology, "topology", None)
         if not isinstance(topology, Topology):
             message = f"a cluster or a topology is wanted, not a {type(cluster_or_topology).__name__}"
@@ -240,10 +244,10 @@ class Topology:
 
     @staticmethod
     def parse(text: str) -> Topology:
-        """The topology of a short text: ``"2x8"``, ``"8x8:A800+8x8:4090+2x0"``.
+        """Return the topology of a short text: ``"2x8"``, ``"8x8:A800+8x8:4090+2x0"``.
 
         Raises:
-            TopologyError: Where the text is none.
+            TopologyError: With every part of the text that is wrong.
         """
         from roost.topology.parse import parse_topology
 
@@ -251,10 +255,10 @@ class Topology:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Topology:
-        """The topology that a cluster file describes.
+        """Return the topology that a cluster file describes.
 
         Raises:
-            ConfigError: Where the file cannot be read.
+            ConfigError: The file cannot be read or is not YAML.
             TopologyError: With every problem of its contents.
         """
         from roost.source import load_tree
@@ -263,7 +267,7 @@ class Topology:
         return read_topology(load_tree(path))
 
     def with_groups(self, cluster_config: Any) -> Topology:
-        """This topology plus the ``node_groups`` of a job.
+        """Return this topology with the ``node_groups`` of a job added.
 
         Args:
             cluster_config: A job's ``cluster`` section, or the whole job.
@@ -285,12 +289,12 @@ class Topology:
         return self.adding(groups)
 
     def adding(self, groups: Iterable[NodeGroup]) -> Topology:
-        """This topology with further groups; a label that is there already is replaced."""
+        """Return this topology with further groups; a group with a label that exists replaces the old one."""
         merged = {group.label: group for group in self.groups} | {group.label: group for group in groups}
         return Topology(self.nodes, tuple(merged.values())) if merged else self
 
     def first(self, num_nodes: int) -> Topology:
-        """The first so many nodes; groups lose the nodes that are gone, or go."""
+        """Return the first nodes as a topology; groups keep their nodes among these, and empty groups are dropped."""
         if num_nodes >= len(self.nodes):
             return self
         groups = []
@@ -309,7 +313,7 @@ class Topology:
     # JSON ----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data in the form of a cluster file; like nodes are written once, with a count."""
+        """Return plain data in the form of a cluster file; equal nodes are written once, with a count."""
         entries: list[dict[str, Any]] = []
         for node in self.nodes:
             entry = _node_entry(node)
@@ -323,14 +327,14 @@ class Topology:
         return plain
 
     def to_json(self) -> str:
-        """JSON text, byte-identical for equal topologies; :meth:`from_json` is its inverse."""
+        """Return JSON text, identical for equal topologies; :meth:`from_json` is the inverse."""
         import json
 
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Topology:
-        """The inverse of :meth:`to_dict`."""
+        """Return the topology of plain data; the inverse of :meth:`to_dict`."""
         from roost.source import as_tree
         from roost.topology.load import read_topology
 
@@ -338,10 +342,10 @@ class Topology:
 
     @staticmethod
     def from_json(text: str) -> Topology:
-        """The inverse of :meth:`to_json`.
+        """Return the topology of a JSON text; the inverse of :meth:`to_json`.
 
         Raises:
-            TopologyError: Where the text is not such JSON.
+            TopologyError: The text is not the JSON of a topology.
         """
         import json
 
@@ -355,12 +359,12 @@ class Topology:
 
 
 def _number(value: float | None) -> float | None:
-    """Equal numbers print alike: 8 and 8.0 are 8."""
+    """Return 8 for both 8 and 8.0, so that equal topologies have identical JSON."""
     return int(value) if value is not None and value == int(value) else value
 
 
 def _sorted(value: Any) -> Any:
-    """Plain data with its keys in order."""
+    """Return plain data with sorted keys."""
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value

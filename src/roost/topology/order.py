@@ -1,4 +1,4 @@
-"""The stable order of (address, accelerator id): the same on every run, whatever joined first."""
+"""The stable order of (address, accelerator id), which does not depend on the order in which nodes join."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _DIGITS = re.compile(r"([0-9]+)", re.ASCII)
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sorts ``node-2`` before ``node-10``: runs of digits count as numbers, of any length."""
+    """Return a sort key that puts ``node-2`` before ``node-10``: digits count as numbers of any length."""
     parts = [part.lstrip("0") if i % 2 else part for i, part in enumerate(_DIGITS.split(text))]
     key = [(0, len(part), part) if i % 2 else (1, 0, part) for i, part in enumerate(parts) if part or i % 2]
-    return (*key, (-1, 0, text))  # node-01 and node-1 are two nodes
+    return (*key, (-1, 0, text))  # keeps node-01 and node-1 apart
 
 
 def resolve_address(name: str) -> str | None:
-    """The first address of a host name, IPv4 before IPv6; ``None`` where it does not resolve."""
+    """Return the first address of a host name, IPv4 before IPv6; ``None`` if it does not resolve.
+
+    Blocks until the resolver answers; its time limit is that of the operating system.
+    """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -35,16 +38,16 @@ def stable_order_key(
     accelerator_id: int | str = 0,
     resolve: Callable[[str], str | None] = resolve_address,
 ) -> tuple[Any, ...]:
-    """The key by which (address, accelerator id) pairs are sorted.
+    """Return the sort key of an (address, accelerator id) pair.
 
-    IPv4 addresses come first, as numbers, then IPv6 as numbers. A host name counts as the address
-    that it resolves to, and where it does not resolve it comes last, in natural order. On one node
-    numeric ids come as numbers, before UUID-like ones.
+    IPv4 addresses come first, as numbers, then IPv6 addresses, as numbers. A host name counts as the address
+    that it resolves to; names that do not resolve come last, in natural order. On one node, numeric ids come
+    first, as numbers, then UUIDs.
 
     Args:
-        address: IPv4, IPv6 (also in brackets, also with a zone) or a host name.
-        accelerator_id: A number, a numeric text, or a UUID-like text (MIG).
-        resolve: Looks up a host name; pass ``lambda name: None`` to stay off the network.
+        address: An IPv4 address, an IPv6 address (with or without brackets or a zone), or a host name.
+        accelerator_id: A number, a numeric text, or a UUID, as for MIG instances.
+        resolve: Looks up a host name; pass ``lambda name: None`` to avoid network access.
     """
     return (_address_key(address, resolve), _id_key(accelerator_id))
 

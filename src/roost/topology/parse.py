@@ -1,4 +1,4 @@
-"""Short texts for topologies: ``8x8:A800+8x8:4090+2x0``."""
+"""Parse short texts for topologies: ``8x8:A800+8x8:4090+2x0``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RULE = "nodes x accelerators[:model], joined with +; model may be vendor/model"
 
 
 def parse_topology(text: str) -> Topology:
-    """The topology of ``"2x8"``, ``"8x8:H200"``, ``"4x8:Ascend/910B+2x0"``.
+    """Return the topology of a text: ``"2x8"``, ``"8x8:H200"``, ``"4x8:Ascend/910B+2x0"``.
 
     Raises:
-        TopologyError: With every part that is not one.
+        TopologyError: With every part of the text that is wrong.
     """
     if not isinstance(text, str) or not text.strip():
         raise TopologyError([_finding(str(text), 0, str(text), "a topology looks like 2x8")])

@@ -1,1 +1,1 @@
-"""One module per accelerator vendor; a new one is found by being here."""
+"""One module per accelerator vendor; all modules of this package are imported."""
