@@ -34,7 +34,7 @@ class Group:
     def ask_states(self, ranks):
         return list(ranks)
 
-    def read_states(self, asked, timeout):
+    def read_states(self, asked, timeout_s):
         return [{"rank": rank, "state": self.state} for rank in asked]
 
 

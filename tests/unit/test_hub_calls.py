@@ -63,7 +63,7 @@ class HubGroup:
     def notes(self):
         return Result([])
 
-    def states(self, ranks, timeout):
+    def states(self, ranks, timeout_s):
         return [{"state": self.state}]
 
     def node_rank_of(self, rank):
