@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run learn exchange maps test test-oldest test-vllm lint types imports unit bench bench-quick snapshots pictures browser clean
+.PHONY: help run learn exchange maps test test-oldest test-vllm lint types imports unit bench bench-quick docs snapshots pictures browser clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -87,6 +87,10 @@ bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 
 bench-quick: $(STAMP) ## The same for small sizes only
 	$(BIN)/python -m benchmarks --only placement --largest 8192
+
+docs: $(STAMP) ## Build the site of the documentation: build/site/index.html
+	mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
 	UPDATE_SNAPSHOTS=1 pytest tests/unit tests/docs -q

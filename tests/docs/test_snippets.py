@@ -19,7 +19,7 @@ UPDATE = os.environ.get("UPDATE_SNAPSHOTS") == "1"
 LANGUAGES = {"python", "yaml", "console", "sh", "text", "json"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
 
 
