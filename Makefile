@@ -88,9 +88,9 @@ bench: $(STAMP) ## Measure speed and memory beside a floor, and print the table
 bench-quick: $(STAMP) ## The same for small sizes only
 	$(BIN)/python -m benchmarks --only placement --largest 8192
 
-docs: $(STAMP) ## Build the site of the documentation: build/site/index.html
+docs: $(STAMP) ## Build the site of the documentation, in build/site
 	mkdocs build --quiet --strict
-	@echo "build/site/index.html"
+	@echo "read it with search: python3 -m http.server -d build/site"
 
 snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
 	UPDATE_SNAPSHOTS=1 pytest tests/unit tests/docs -q
