@@ -151,3 +151,24 @@ def test_another_user_cannot_even_see_the_socket(server: Server) -> None:
     assert as_nobody('[ -d "$1" ]', str(private)).returncode == 0
     assert as_nobody('[ -e "$1" ]', server.path).returncode == 1
     assert as_nobody('ls "$1"', str(private)).returncode != 0
+
+
+def test_a_reply_counts_although_the_server_did_not_read_the_body(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+
+        def reply() -> None:
+            connection, _ = server.accept()
+            with connection:
+                received = b""
+                while b"\r\n\r\n" not in received:
+                    received += connection.recv(1)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        body = {"larger than what a socket buffers": "x" * 4_000_000}
+        assert ask("http://vllm/resume", "POST", body, 10.0, socket_path=path) == {}
+        thread.join()

@@ -182,6 +182,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
         self.sock.settimeout(self._timeout_s)
 
+    def send(self, data: Any) -> None:
+        """Send data; a server that has replied and closed the connection before it read the body is no error.
+
+        http.client sends the body after the headers, and some routes of vLLM reply without reading a body. Reading the
+        reply fails if there is none.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            super().send(data)
+
 
 class _UnixHandler(urllib.request.HTTPHandler):
     """Sends requests to a Unix socket, whatever their host."""
