@@ -99,7 +99,9 @@ def test_every_error_code_is_documented() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     used = set(re.findall(r'"([BCEKLNPRSTUW]\d{3})"', source))
     used |= {f"C{number}" for number in re.findall(r'(?:complain|_report)\(\s*"(\d{3})"', source)}
-    documented = set(re.findall(r"^### ([A-Z]\d{3})", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^### ([A-Z]\d{3})", (ROOT / "docs" / "reference" / "errors.md").read_text(), re.MULTILINE)
+    )
     assert used == documented
 
 

@@ -51,7 +51,7 @@ def job_of(**components: Any) -> dict[str, Any]:
 
 
 def test_the_job_of_the_docs(cluster: roost.Cluster, home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "sglang.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "sglang.md").read_text(encoding="utf-8")
     files = dict(re.findall(r"^```\w+\n# file: (\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     (tmp_path / "sglang_job.py").write_text(files["sglang_job.py"])
     monkeypatch.syspath_prepend(str(tmp_path))

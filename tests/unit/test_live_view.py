@@ -341,7 +341,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def demo_job() -> JobStatus:
-    """The job of the frame and the picture in docs/watch.md."""
+    """The job of the frame and the picture in docs/operate/watch.md."""
     error = CallError("train_step", "ValueError: loss is nan", 0.0, 31.0)
     why = "its process ended (SYSTEM_ERROR: Worker unexpectedly exits with a connection error code 2. End of file)"
     actors = [
@@ -366,7 +366,7 @@ def demo_job() -> JobStatus:
 
 
 def test_the_frame_in_the_docs_is_drawn_so() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "watch.md").read_text(encoding="utf-8")
     shown = page.partition("```text\nmine: ")[2].partition("```")[0].splitlines()[1:]
     drawn = draw_jobs([demo_job()], 100, 45).plain.splitlines()
     assert len(shown) > 20

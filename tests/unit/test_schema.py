@@ -40,7 +40,7 @@ def wrong_in(text: str, validator: jsonschema.Draft202012Validator = JOB) -> lis
 
 
 def yaml_blocks() -> Iterator[tuple[str, str]]:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for match in re.finditer(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
             yield page.name, match[1]
 

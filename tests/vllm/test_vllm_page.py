@@ -13,7 +13,7 @@ from snippets import ROOT, blocks_of
 
 def test_the_job_of_the_page_runs(model: Path, tmp_path: Path) -> None:
     shown = ""
-    for block in blocks_of(ROOT / "docs" / "vllm.md"):
+    for block in blocks_of(ROOT / "docs" / "how-to" / "vllm.md"):
         if block.file:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
         elif block.text.startswith("$ roost run"):

@@ -66,5 +66,5 @@ def run(args: Namespace) -> int:
     print_view(f"  roost plan {inputs}")
     process = f"{name} 'actor[0]'"
     print_view(f"  roost explain {inputs.replace(name, process, 1)}")
-    print_view("  and a worker for each component, so that 'roost run' has something to launch: docs/workers.md")
+    print_view("  and a worker for each component, so that 'roost run' has something to launch: docs/how-to/workers.md")
     return 0

@@ -120,7 +120,9 @@ def run(args: Namespace) -> int:
     more = "".join(f" --import {module}" for module in args.modules)
     if not is_planned:
         more = " --import MODULE"
-        print_view(f"register first, in a module: {', '.join(imported.needs)} (docs/topologies.md#other-hardware)")
+        print_view(
+            f"register first, in a module: {', '.join(imported.needs)} (docs/how-to/topologies.md#other-hardware)"
+        )
     print_view(f"\nnext:\n  roost plan {args.out} --cluster {imported.cluster}{more}")
     return 0
 

@@ -89,7 +89,7 @@ def import_rlinf(words: Sequence[str], cluster: str = "") -> Imported:
         remarks.append(f"placement_mode: {mode} is left out: as it stands, the job is not so.")
     unknown = [kind for kind in section.types if kind not in hardware_types()]
     if unknown:
-        remarks.append(f"Types that a module registers (--import, docs/topologies.md): {', '.join(unknown)}.")
+        remarks.append(f"Types that a module registers (--import, docs/how-to/topologies.md): {', '.join(unknown)}.")
     _collect_left(settings, left, remarks)
     writer = Writer()
     for line in [*head, *(f"- {remark}" for remark in remarks)]:

@@ -68,7 +68,9 @@ def import_slime(words: Sequence[str], cluster: str = "") -> Imported:
     writer = Writer()
     cluster = cluster or f"{num_nodes}x{numbers.node_size}"
     writer.comment(f"From the flags of slime, for {counted(total, 'GPU')}: --cluster {cluster}")
-    writer.comment("slime counts GPUs by node address; Roost has the head first, then addresses (docs/clusters.md).")
+    writer.comment(
+        "slime counts GPUs by node address; Roost has the head first, then addresses (docs/how-to/clusters.md)."
+    )
     writer.key("cluster").key("num_nodes", num_nodes, depth=1)
     if is_by_numbers:
         _write_layout(writer, numbers, "--num-gpus-per-node" in flags.values)
