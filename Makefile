@@ -89,7 +89,7 @@ bench-quick: $(STAMP) ## The same for small sizes only
 	$(BIN)/python -m benchmarks --only placement --largest 8192
 
 docs: $(STAMP) ## Build the site of the documentation, in build/site
-	mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 	@echo "read it with search: python3 -m http.server -d build/site"
 
 snapshots: $(STAMP) ## Write the texts that tests and docs compare with anew; then read the diff
