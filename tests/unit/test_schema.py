@@ -116,7 +116,7 @@ def test_a_declared_key_is_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_reference_page_is_current() -> None:
     """``make snapshots`` writes it anew."""
-    page = ROOT / "docs" / "job-file.md"
+    page = ROOT / "docs" / "reference" / "job-file.md"
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
         page.write_text(job_file_page(), encoding="utf-8")
     assert page.read_text(encoding="utf-8") == job_file_page()

@@ -14,7 +14,7 @@ _INTRODUCTION = """\
 # Job files and cluster files: all keys
 
 `make snapshots` writes this page from the declarations that also read the files, complete their keys in
-[editors](editors.md#keys-completed-and-checked) and suggest a key for a mistyped one.
+[editors](../start/editors.md#complete-and-check-keys-in-an-editor) and suggest a key for a mistyped one.
 
 A job file needs one section, `cluster`. Sections with other names are the job's own: Roost reads a few values of some of
 them, which are listed below. A list with a single entry may be written without the list. Where a key is not required,
