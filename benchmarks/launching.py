@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import roost
+from roost.cluster.ray_typed import actor_class, node_address, nodes_of_ray
 from roost.testing import local_ray
 
 REPEATS = 2
@@ -78,7 +80,7 @@ def _compare(ours: tuple[Any, Any], plain: tuple[Any, Any]) -> tuple[float, floa
 
 
 def _plain_actors(count: int, nodes: list[str], named: str = "") -> list[Any]:
-    actor = ray.remote(num_cpus=0)(Plain)
+    actor = actor_class(Plain, num_cpus=0)
     handles = []
     for index in range(count):
         options: dict[str, Any] = {
@@ -138,8 +140,8 @@ def measure_start(num_nodes: int) -> Row:
         for _ in range(REPEATS):
             time.sleep(2)
             start = time.perf_counter()
-            ray.init(address=machines.address, logging_level="ERROR", log_to_driver=False)
-            nodes = [node["NodeID"] for node in ray.nodes()]
+            ray.init(address=machines.address, logging_level=logging.ERROR, log_to_driver=False)
+            nodes = [node["NodeID"] for node in nodes_of_ray()]
             handles = _plain_actors(3 + num_nodes, nodes, named="plain")
             plain.append(time.perf_counter() - start)
             _kill(handles)
@@ -164,13 +166,13 @@ def measure_order() -> Row:
 
 class _Probe:
     def where(self) -> tuple[str, list[Any]]:
-        return ray.util.get_node_ip_address(), ray.get_gpu_ids()
+        return node_address(), ray.get_gpu_ids()
 
 
 def _probe_every_bundle() -> Any:
     group = placement_group([{"GPU": 1, "CPU": 1}] * 32)
     group.wait(30)
-    actor = ray.remote(num_gpus=1)(_Probe)
+    actor = actor_class(_Probe, num_gpus=1)
     probes = [
         actor.options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)

@@ -86,7 +86,9 @@ def _copy_s(nbytes: int) -> float:
 
 def _bare_rank(rank: int, port: int, nbytes: int) -> list[float]:
     torch.set_num_threads(1)
-    store = dist.TCPStore(HOST, port, 2, rank == 0, datetime.timedelta(seconds=60))
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        HOST, port, 2, rank == 0, datetime.timedelta(seconds=60)
+    )
     group: Any = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
     flat = torch.full((nbytes,), rank, dtype=torch.uint8)  # written, so that its memory is really there
     times = []

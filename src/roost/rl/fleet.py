@@ -92,6 +92,7 @@ class Fleet:
             except Exception as error:
                 if isinstance(error, ClusterError) and "R115" in error.codes:
                     return  # the cluster was closed, or its connection to Ray has ended
+                logger.debug("a look at the engines failed, and is repeated", exc_info=True)
 
     def close(self) -> None:
         """Stop looking after the engines, and wait until the thread that does so has ended."""
@@ -179,11 +180,13 @@ class Fleet:
     def _abandon_dead_router(self) -> None:
         """Send nothing to a router that has ended: whoever takes its port would see its key, and could answer."""
         number = self._routers
-        with contextlib.suppress(Exception):  # such as of a connection to Ray that has ended; the next look tells
+        try:
             for problem in self.router_problem():
                 with self._routing:
                     if problem.code in ("E106", "S210") and number == self._routers and self.client.urls:
                         self.client.abandon(problem.message)
+        except Exception:  # such as of a connection to Ray that has ended; the next look asks again
+            logger.debug("the router could not be asked", exc_info=True)
 
     def router_problem(self) -> tuple[Finding, ...]:
         """What is wrong with the router, for errors; nothing where it runs."""

@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import ray
-
 from roost.cluster.log_files import plain_name, remove_old, session_folder
+from roost.cluster.ray_typed import node_address
 from roost.cluster.runtime_folder import runtime_folder
 from roost.data.buffer import DataBuffer
 from roost.data.journaled_buffer import JournaledBuffer
@@ -79,7 +78,7 @@ class Hub(Worker):
         self._lock = LeaseLock(lock_ttl_s, after_token=(incarnation - 1) * TOKENS)
         self._router: Router | None = None
         if router is not None:
-            self._router = Router(host=str(ray.util.get_node_ip_address()), **router)
+            self._router = Router(host=node_address(), **router)
             self._router.start()
 
     def _make_buffer(self, capacity: int, folder: str | None, continues: bool) -> DataBuffer:

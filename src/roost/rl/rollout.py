@@ -142,8 +142,7 @@ class RolloutManager:
             for component in components:
                 if component.placeholder:
                     self._reservations.append(self._cluster.reserve(component.accelerators))
-            futures = [hub, *started]
-            errors = [error for future in futures if (error := future.exception()) is not None]
+            errors = [error for error in (hub.exception(), *(one.exception() for one in started)) if error is not None]
             if errors:
                 raise errors[0]
         link = self._hub_starter.link

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from roost.cluster import Cluster
+from roost.cluster.ray_typed import node_address
 from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
 from roost.rl.train_state import load_trainer, save_trainer
@@ -127,7 +128,7 @@ class TrainWorker(Worker):
         A rank of a pipeline stage names the tensors of its own stage.
         """
         found = []
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, int | torch.SymInt]] = set()
         for name, tensor in self.weights().items():
             key = (tensor.data_ptr(), tensor.storage_offset())
             if tensor.numel() == 0 or key not in seen:  # tied tensors go once
@@ -241,7 +242,7 @@ class TrainWorker(Worker):
     @property
     def address(self) -> str:
         """Address of this node."""
-        return str(ray.util.get_node_ip_address())
+        return node_address()
 
 
 class TrainGroup:
@@ -270,14 +271,14 @@ class TrainGroup:
     offload: Callable[..., list[Any]]
     onload: Callable[..., list[Any]]
     clear_memory: Callable[..., list[Any]]
-    async_init: Callable[..., list[ray.ObjectRef]]
-    async_train: Callable[..., list[ray.ObjectRef]]
-    async_eval: Callable[..., list[ray.ObjectRef]]
-    async_save: Callable[..., list[ray.ObjectRef]]
-    async_load: Callable[..., list[ray.ObjectRef]]
-    async_offload: Callable[..., list[ray.ObjectRef]]
-    async_onload: Callable[..., list[ray.ObjectRef]]
-    async_clear_memory: Callable[..., list[ray.ObjectRef]]
+    async_init: Callable[..., list[ray.ObjectRef[Any]]]
+    async_train: Callable[..., list[ray.ObjectRef[Any]]]
+    async_eval: Callable[..., list[ray.ObjectRef[Any]]]
+    async_save: Callable[..., list[ray.ObjectRef[Any]]]
+    async_load: Callable[..., list[ray.ObjectRef[Any]]]
+    async_offload: Callable[..., list[ray.ObjectRef[Any]]]
+    async_onload: Callable[..., list[ray.ObjectRef[Any]]]
+    async_clear_memory: Callable[..., list[ray.ObjectRef[Any]]]
 
     def __init__(
         self,
