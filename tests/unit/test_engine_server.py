@@ -19,7 +19,7 @@ from serving import KEY, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import VOCABULARY, Gated, samples_in, toy, until
 
 from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
-from roost.engines.client import EngineClient
+from roost.engines import EngineClient
 from roost.engines.server import EngineServer
 from roost.errors import ClusterError, Finding
 
