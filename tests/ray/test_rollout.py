@@ -39,8 +39,8 @@ from roost.cluster.warden import remember, start_of
 from roost.data.samples import SampleGroup
 from roost.engines.engine import EnginePlace
 from roost.engines.handles import EngineHandle
+from roost.engines.http_calls import ask
 from roost.engines.keys import make_key
-from roost.engines.server_process import ask
 from roost.rl import hub as hub_module
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
 from roost.rl.rollout import RolloutManager

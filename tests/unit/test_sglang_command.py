@@ -19,8 +19,9 @@ from toy_models import until
 
 from roost.cluster.ports import lease_ports
 from roost.engines.engine import EnginePlace
+from roost.engines.http_calls import ask
 from roost.engines.keys import VARIABLE
-from roost.engines.server_process import ServerProcess, ask
+from roost.engines.server_process import ServerProcess
 from roost.engines.sglang import inside
 from roost.engines.sglang.command import check_options, check_version, command_of, ranks_of
 from roost.engines.sglang.engine import SglangEngine

@@ -24,8 +24,9 @@ from torch.multiprocessing.reductions import reduce_tensor
 import roost
 from roost.cluster.runtime_folder import runtime_folder
 from roost.engines.engine import EnginePlace
+from roost.engines.http_calls import ask
 from roost.engines.keys import make_key
-from roost.engines.server_process import ServerProcess, ask
+from roost.engines.server_process import ServerProcess
 from roost.engines.sglang.command import ROUTES
 from roost.engines.sglang.ending import end_of
 from roost.engines.sglang.engine import SglangEngine

@@ -10,10 +10,10 @@ import abc
 import collections
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from roost.engines.keys import make_key
 from roost.errors import Finding, RolloutError, counted
@@ -34,6 +34,9 @@ ENGINE_HEADER = "X-Roost-Engine"
 """The header in which an engine's server says its name; the router passes it on."""
 LOG_LINES = 200
 """How many lines of its log an engine remembers."""
+
+
+Prompts: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -336,6 +339,9 @@ class Engine(abc.ABC):
         return _logger
 
 
+Generate: TypeAlias = Callable[[Prompts, Mapping[str, Any]], list[EngineOutput]]
+
+
 class _Parts:
     """What the defaults of an engine need."""
 
@@ -356,7 +362,7 @@ class _Parts:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
             return self._pool
 
-    def run(self, generate: Any, prompts: Any, params: Any) -> list[EngineOutput]:
+    def run(self, generate: Generate, prompts: Prompts, params: Mapping[str, Any]) -> list[EngineOutput]:
         while True:
             self.may_run.wait()
             with self.lock:

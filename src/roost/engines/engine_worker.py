@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 import torch
 
-from roost.cluster import lease_ports
+from roost.cluster import PortLease, lease_ports
+from roost.cluster.ray_typed import node_address
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake
 from roost.errors import Finding, Fix, RolloutError, printable
 from roost.weights.borrowed import Lender
@@ -66,7 +66,7 @@ class EngineWorker(Worker):
         self._slot = 0
         self._received = 0
         self._whole = (StagedTensors(), StagedTensors())
-        self._leases: list[Any] = []
+        self._leases: list[PortLease] = []
         self._url = ""
 
     @property
@@ -83,7 +83,7 @@ class EngineWorker(Worker):
         count = INIT_PORTS + dp_size + ((ATTENTION_PORTS + dp_size) if dp_attention else 0)
         server, nccl, run = lease_ports(1), lease_ports(1), lease_ports(count)
         self._leases = [server, nccl, run]
-        host = str(ray.util.get_node_ip_address())
+        host = node_address()
         return MemberPorts(host, server.port, nccl.port, run.port, count)
 
     def start_engine(self, place: EnginePlace) -> str:
@@ -171,7 +171,7 @@ class EngineWorker(Worker):
     ) -> None:
         """Joins the channels that this member reads."""
         self.close_receiver()
-        host = str(ray.util.get_node_ip_address())
+        host = node_address()
         self._intake = self.engine.intake(channels, addresses, rank, host, timeout_s)
         if self._intake is None:
             self._receiver = WeightReceiver(channels, addresses, rank, host, timeout_s)

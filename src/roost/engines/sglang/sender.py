@@ -42,7 +42,7 @@ class DirectSender:
         self._backend = channel.backend
         self._timeout = datetime.timedelta(seconds=timeout_s + LATER_S)
         self._lease: PortLease | None = lease_ports()
-        self._store: Any = dist.TCPStore(
+        self._store: c10d.Store | None = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not mark it as exported
             host, self._lease.port, channel.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
         )
         self.address = f"[{host}]:{self._lease.port}" if ":" in host else f"{host}:{self._lease.port}"
@@ -51,13 +51,16 @@ class DirectSender:
 
     def join(self) -> None:
         """Waits until all are there."""
+        store = self._store
+        if store is None:
+            raise RuntimeError("the sender was closed before its group was made")
         name = group_name(self._channel, self.address)
         helper: Any = c10d._new_process_group_helper
         # torch 2.6 gave the options another name.
         options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
         with errors_are_raised():
             group, _ = helper(
-                self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
+                self._channel.world_size, 0, [], c10d.Backend(self._backend), c10d.PrefixStore(name, store),
                 group_name=name, timeout=self._timeout, **{options: None},
             )  # fmt: skip
         world: Any = c10d._world

@@ -58,16 +58,16 @@ class ModuleWeights:
         Raises:
             RolloutError: Where names, shapes or dtypes differ; all of it (E102).
         """
-        is_kept = isinstance(named, StagedTensors) and not self._is_offloaded
-        if is_kept and named.kept is not None and named.kept[0] is self._tensors:
-            found: Copies = named.kept[1]
+        staged = named if isinstance(named, StagedTensors) and not self._is_offloaded else None
+        if staged is not None and staged.kept is not None and staged.kept[0] is self._tensors:
+            found: Copies = staged.kept[1]
             return found
         given = self.checked(named)
         if self._borrowed is not None:
             self._own_again(given)
         made = Copies([self._host.view(self._tensors[name]) for name in given], list(given.values()))
-        if is_kept:
-            named.kept = (self._tensors, made)
+        if staged is not None:
+            staged.kept = (self._tensors, made)
         return made
 
     def borrow(self, named: Mapping[str, torch.Tensor], lender: Lender) -> None:

@@ -34,7 +34,7 @@ __all__ = ["RoostInitInfo", "RoostTransferEngine", "RoostUpdateInfo"]
 
 
 @dataclass
-class RoostInitInfo(WeightTransferInitInfo):
+class RoostInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM may be absent where types are checked
     """Where weights will come from.
 
     Attributes:
@@ -47,7 +47,7 @@ class RoostInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class RoostUpdateInfo(WeightTransferUpdateInfo):
+class RoostUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """What is there now.
 
     Attributes:
@@ -59,7 +59,7 @@ class RoostUpdateInfo(WeightTransferUpdateInfo):
     nccl: dict[str, Any] | None = None
 
 
-class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
+class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):  # type: ignore[misc]
     """Loads what trainers of a Roost job send."""
 
     init_info_cls = RoostInitInfo

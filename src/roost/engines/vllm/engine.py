@@ -21,7 +21,8 @@ import torch
 
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped
-from roost.engines.server_process import LOG_LINES, ServerProcess, ask, socket_folder
+from roost.engines.http_calls import ask
+from roost.engines.server_process import LOG_LINES, ServerProcess, socket_folder
 from roost.engines.vllm.command import (
     check_options,
     check_vllm,
