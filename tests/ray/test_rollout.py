@@ -426,7 +426,7 @@ def test_blocked_takes_keep_nobody_out(
 
     def take(buffer: BufferClient, number: int) -> None:
         try:
-            taken.put(buffer.take(1, 120.0, who=f"taker {number}"))
+            taken.put(buffer.take(1, 120.0, caller=f"taker {number}"))
         except Exception as error:
             taken.put(error)
 
@@ -470,9 +470,9 @@ held.__enter__()
     with Driver(ROOST_NAMESPACE=job.namespace) as other:
         assert other(code) == 3
         mine = BufferClient.attach()
-        assert [group.id for group in mine.take(2, 10.0, who="me")] == ["other0", "other1"]
+        assert [group.id for group in mine.take(2, 10.0, caller="me")] == ["other0", "other1"]
         with pytest.raises(roost.CallTimeoutError, match="me waited") as late:
-            mine.take(2, 0.1, who="me")
+            mine.take(2, 0.1, caller="me")
         assert late.value.codes == ("B103",)
         lock = LockClient.attach()
         with pytest.raises(roost.CallTimeoutError, match="another process") as busy:

@@ -282,7 +282,7 @@ def test_weights_that_are_not_taken(fresh, tmp_path):
     (tmp_path / "outside" / "x.safetensors.index.json").write_text('{"weight_map": {"scale": "../x.safetensors"}}')
     cases["outside"] = "not in the folder itself"
     (tmp_path / "noindex" / "x.safetensors.index.json").write_text("[]")
-    cases["noindex"] = "no index of shards"
+    cases["noindex"] = "not an index of safetensors files"
     save_file({**weights(1), "scale": torch.zeros(3)}, tmp_path / "other" / "model.safetensors")
     cases["other"] = "scale has shape [3]"
     for name, message in cases.items():

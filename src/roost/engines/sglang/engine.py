@@ -34,7 +34,7 @@ from roost.weights.checkpoint_shapes import checkpoint_tensors
 if TYPE_CHECKING:
     import torch
 
-    from roost.weights.channels import Channel
+    from roost.weights.streams import WeightStream
 
 __all__ = ["SglangEngine"]
 
@@ -395,12 +395,12 @@ class SglangEngine(Engine):
             self.version = version
 
     def intake(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
         """How SGLang's processes read what trainers send, where they can."""
         from roost.engines.sglang.intake import make_intake
 
-        return make_intake(self, self._place, channels, addresses, rank, timeout_s)
+        return make_intake(self, self._place, streams, addresses, rank, timeout_s)
 
     # Asking it -----------------------------------------------------------------------------
 

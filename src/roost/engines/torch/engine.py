@@ -21,7 +21,7 @@ from roost.engines.torch.batching import Batcher, Request, Row
 from roost.engines.torch.pretrained import Pretrained, is_pretrained, read_pretrained
 from roost.engines.torch.weights import ModuleWeights
 from roost.errors import Finding, RolloutError, counted
-from roost.weights.borrowed import Lender
+from roost.weights.aliasing import MemoryOwner
 
 __all__ = ["TorchEngine"]
 
@@ -242,10 +242,10 @@ class TorchEngine(Engine):
         weights = self._loaded()
         self._change(lambda: weights.copies(named).run(), version)
 
-    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, lender: Lender) -> None:
+    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
         """Computes with these tensors themselves from now on; see :meth:`Engine.alias_weights`."""
         weights = self._loaded()
-        self._change(lambda: weights.borrow(named, lender), version, may_be_same=True)  # after forget_sources()
+        self._change(lambda: weights.borrow(named, owner), version, may_be_same=True)  # after forget_sources()
 
     def _change(self, action: Callable[[], None], version: int, may_be_same: bool = False) -> None:
         """Has the weights change between two tokens."""
