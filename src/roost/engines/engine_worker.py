@@ -176,7 +176,7 @@ class EngineWorker(Worker):
         if self._intake is None:
             self._receiver = WeightReceiver(streams, addresses, rank, host, timeout_s)
             if self.engine.aliases_weights:
-                self._memory_owner = self._receiver.memory_owner()
+                self._memory_owner = self._receiver.owner()
 
     def receive_weights(self, version: int) -> None:
         """Waits for a version. It is staged: what the engine serves does not change."""
