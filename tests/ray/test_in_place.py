@@ -1,4 +1,4 @@
-"""Engines that read the trainer's memory where it is: both sides wait for each other by progress, and are called in lanes.
+"""Engines that read the memory of the trainer in place: trainer and engines wait for each other in shared memory.
 
 On GPUs that memory is mapped by CUDA IPC. Here it is memory that both have mapped, handed over in the same way.
 """

@@ -120,8 +120,8 @@ class Shelves:
                 old.append(key)
         for key in reversed(old):
             if len(self.stale) >= self.capacity:
-                message = f"{counted(len(self.stale), 'stale group')} are set aside, and nobody drains them"
-                fix = Fix("take them, to use or to drop", "buffer.drain_stale()")
+                message = f"{counted(len(self.stale), 'stale group')} are set aside, and there is no room for more"
+                fix = Fix("remove the stale groups, to put them again or to drop them", "buffer.drain_stale()")
                 raise RolloutError([Finding("B111", message, rule="at most as many as the capacity", fixes=(fix,))])
             self.stale[key] = self.waiting.pop(key)
             self.totals["stale"] += 1

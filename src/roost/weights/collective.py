@@ -94,7 +94,7 @@ class CollectiveSender:
         self._group = _new_group(at.store, self._stream, 0, at.host, at.timeout_s + LIBRARY_GRACE_S)
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Send a version; block until it is sent.  A failure closes the endpoint."""
+        """Send a version; block until it is sent. A failure closes the endpoint."""
         # Keep a reference: freeing a group with calls in flight would wait for these calls.
         group = self._group
         try:

@@ -87,7 +87,7 @@ def discard_version(folder: str, version: int) -> None:
 
 
 class FileWriter:
-    """Writes the files of one rank, for each version.
+    """The writer of one rank's files, for each version.
 
     Args:
         shard: The rank's file and its pieces of other files.
@@ -172,7 +172,7 @@ class FileWriter:
 
 
 class FileReceiver:
-    """Reads the pieces of a stream from a version's files."""
+    """A receiving endpoint of a stream: reads the pieces from a version's files."""
 
     def __init__(self, stream: WeightStream, folder: str) -> None:
         self.stream = stream

@@ -32,7 +32,7 @@ STOP_S = 10.0
 
 
 class Stoppable:
-    """Runs calls in threads, and aborts those that do not end in time."""
+    """A runner of calls in threads, which aborts calls that do not end in time."""
 
     def __init__(self) -> None:
         self._reason = ""

@@ -78,7 +78,7 @@ class SyncReport:
 
 
 class WeightSync:
-    """Sends the weights of one trainer to engines.
+    """The sync of one trainer's weights to engines.
 
     Args:
         cluster: The cluster of the job.
@@ -409,7 +409,7 @@ def _errors_logged(message: str, kind: type[Exception]) -> Iterator[None]:
 
 
 class _Clock:
-    """Measures the seconds of phases."""
+    """A stopwatch for the phases of a sync."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -46,7 +46,7 @@ class ReceiverGroup:
 
 
 class TransportSelector:
-    """Selects the transports from a trainer to a group of receivers.
+    """The choice of transports from a trainer to a group of receivers.
 
     Args:
         receivers: The receivers.
