@@ -15,9 +15,9 @@ import torch.distributed as dist
 from benchmarks.launching import Row
 from roost.cluster import lease_ports
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
-from roost.weights.channels import make_channels
 from roost.weights.collective import BUCKET_BYTES
 from roost.weights.endpoints import WeightReceiver, WeightSender
+from roost.weights.streams import make_streams
 
 GIB = 2**30
 TENSORS = 64
@@ -38,8 +38,8 @@ def _receive(pipe: Connection, nbytes: int) -> None:
     """The engine's process: takes a version, and puts it where its parameters are."""
     torch.set_num_threads(1)
     weights = _weights(nbytes)
-    channels, addresses = pipe.recv()
-    receiver = WeightReceiver(channels, addresses, 0, HOST, 60.0)
+    streams, addresses = pipe.recv()
+    receiver = WeightReceiver(streams, addresses, 0, HOST, 60.0)
     pipe.send("joined")
     while (version := pipe.recv()) is not None:
         receiver.receive(version)
@@ -54,12 +54,12 @@ def _sync_s(kind: WeightTransport, nbytes: int) -> tuple[float, float]:
     """Best seconds of a sync between two processes after the first: until it has arrived, and until it is used."""
     weights = _weights(nbytes)
     side = _side(weights)
-    channels = make_channels(plan_transfer(side, side), lambda sender, receiver: kind)
+    streams = make_streams(plan_transfer(side, side), lambda sender, receiver: kind)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs, nbytes))
     process.start()
-    sender = WeightSender(channels, None, HOST, "", 60.0)
-    ours.send((channels, sender.addresses))
+    sender = WeightSender(streams, None, HOST, "", 60.0)
+    ours.send((streams, sender.addresses))
     sender.join()
     ours.recv()
     times = []

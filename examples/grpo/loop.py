@@ -26,7 +26,7 @@ from grpo.learner import GrpoConfig
 from grpo.model import TINY, TinyLM
 from grpo.trainer import GrpoTrainer
 from roost import Cluster, DataBuffer, PerRank, Plan, RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup
-from roost.engines.torch.pretrained import Pretrained
+from roost.engines import Pretrained
 
 
 @dataclass(frozen=True)

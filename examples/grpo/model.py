@@ -105,7 +105,7 @@ def make_model(directory: str, seed: int) -> nn.Module:
     """The model to train: that of a transformers directory, or without one a ``TinyLM``."""
     if not directory:
         return TinyLM(TINY, seed)
-    from roost.engines.torch.pretrained import Pretrained
+    from roost.engines import Pretrained
 
     model = Pretrained(directory, "float32")()
     config: Any = model.config.get_text_config()

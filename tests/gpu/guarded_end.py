@@ -18,9 +18,9 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from roost.errors import RolloutError  # noqa: E402
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer  # noqa: E402
-from roost.weights.channels import make_channels  # noqa: E402
-from roost.weights.collective import CollectiveReceiver, errors_are_raised, join_meeting  # noqa: E402
+from roost.weights.collective import CollectiveReceiver, join_rendezvous, nccl_errors_raised  # noqa: E402
 from roost.weights.endpoints import WeightSender  # noqa: E402
+from roost.weights.streams import make_streams  # noqa: E402
 
 TIMEOUT_S = 60.0
 SHAPES = {"large": (4096, 4096), "small": (3, 5)}
@@ -31,9 +31,9 @@ def say(**found: object) -> None:
 
 
 side = Sharding(tuple(TensorShards(name, shape, "float32") for name, shape in SHAPES.items()))
-[channel] = make_channels(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
+[stream] = make_streams(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
 SENDERS = {"vllm": "roost.engines.vllm.sender:DirectSender", "sglang": "roost.engines.sglang.sender:DirectSender"}
-channel = replace(channel, backend="nccl", sender=SENDERS.get(engine, ""), first_ranks=(1,), world_size=2)
+stream = replace(stream, backend="nccl", sender=SENDERS.get(engine, ""), first_ranks=(1,), world_size=2)
 torch.cuda.set_device(0)
 
 
@@ -41,7 +41,7 @@ def receive_once(address: str) -> None:
     host, _, port = address.rpartition(":")
     tensors = {name: torch.empty(shape, device="cuda") for name, shape in SHAPES.items()}
     if engine == "built-in":
-        receiver = CollectiveReceiver(channel, join_meeting(address, TIMEOUT_S), 1, host, TIMEOUT_S)
+        receiver = CollectiveReceiver(stream, join_rendezvous(address, TIMEOUT_S), 1, host, TIMEOUT_S)
         receiver.begin(1)
         receiver.finish()
         say(sum=float(sum(view.double().sum() for view in receiver.staged())))
@@ -50,13 +50,13 @@ def receive_once(address: str) -> None:
 
         limit = datetime.timedelta(seconds=TIMEOUT_S)
         store, _, _ = next(c10d.rendezvous(f"tcp://{address}", 1, 2, timeout=limit))
-        name = group_name(channel, address)
-        with errors_are_raised():
+        name = group_name(stream, address)
+        with nccl_errors_raised():
             group, _ = c10d._new_process_group_helper(
                 2, 1, [], c10d.Backend("nccl"), dist.PrefixStore(name, store), group_name=name, timeout=limit
             )
         c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}
-        for piece in channel.pieces:
+        for piece in stream.pieces:
             dist.broadcast(tensors[piece.name], 0, group=group)
         torch.cuda.synchronize()
         say(sum=float(sum(tensor.double().sum() for tensor in tensors.values())))
@@ -69,7 +69,7 @@ def receive_once(address: str) -> None:
         group = trainer_init({"master_address": host, "master_port": int(port), "world_size": 2}, rank=1)
         found: list[tuple[str, torch.Tensor]] = []
         packed_nccl_broadcast_consumer(
-            iterator=((piece.name, (list(piece.shape), torch.float32)) for piece in channel.pieces),
+            iterator=((piece.name, (list(piece.shape), torch.float32)) for piece in stream.pieces),
             group=group,
             src=0,
             post_unpack_func=lambda given: found.extend((name, tensor.clone()) for name, tensor in given),
@@ -82,17 +82,17 @@ def receive_once(address: str) -> None:
 
 
 def send_twice() -> None:
-    sender = WeightSender([channel], None, "127.0.0.1", "", TIMEOUT_S)
-    say(address=str(sender.addresses[channel.id]))
+    sender = WeightSender([stream], None, "127.0.0.1", "", TIMEOUT_S)
+    say(address=str(sender.addresses[stream.id]))
     sender.join()
     weights = {name: torch.randn(shape, device="cuda") for name, shape in SHAPES.items()}
-    sender.send(lambda: weights, 1, channel.is_direct)
+    sender.send(lambda: weights, 1, stream.is_direct)
     say(sum=float(sum(tensor.double().sum() for tensor in weights.values())))
     sys.stdin.readline()  # the receiver hangs, or is dead, by now
     sender._timeout_s = 5.0
     start = time.perf_counter()
     try:
-        sender.send(lambda: weights, 2, channel.is_direct)
+        sender.send(lambda: weights, 2, stream.is_direct)
         say(error="none")
     except Exception as error:  # of a killed receiver NCCL may know before the deadline
         seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""One end of a channel over NCCL, in a process of its own."""
+"""One end of a stream over NCCL, in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ os.environ["NCCL_HOSTID"] = end
 import torch  # noqa: E402
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer  # noqa: E402
-from roost.weights.channels import make_channels  # noqa: E402
 from roost.weights.collective import (  # noqa: E402
     CollectiveReceiver,
     CollectiveSender,
-    MeetingPoint,
-    join_meeting,
+    Rendezvous,
+    join_rendezvous,
 )
+from roost.weights.streams import make_streams  # noqa: E402
 
 TIMEOUT_S = 15.0
 SHAPES = {"large": (1024, 4096), "small": (3, 5), "other": (7,)}
@@ -34,11 +34,11 @@ def checksum(tensors: list[torch.Tensor]) -> float:
 
 
 side = Sharding(tuple(TensorShards(name, shape, "float32") for name, shape in SHAPES.items()))
-[channel] = make_channels(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
-object.__setattr__(channel, "backend", "nccl")
+[stream] = make_streams(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
+object.__setattr__(stream, "backend", "nccl")
 torch.cuda.set_device(0)
 if end == "receiver":
-    receiver = CollectiveReceiver(channel, join_meeting(address, TIMEOUT_S), 1, "127.0.0.1", TIMEOUT_S)
+    receiver = CollectiveReceiver(stream, join_rendezvous(address, TIMEOUT_S), 1, "127.0.0.1", TIMEOUT_S)
     for version in (1, 2):
         try:
             start = time.perf_counter()
@@ -51,14 +51,14 @@ if end == "receiver":
         say(checksum=checksum(views), device=views[0].device.type)
     receiver.close()
 else:
-    meeting = MeetingPoint("127.0.0.1", TIMEOUT_S)
-    sender = CollectiveSender(channel, meeting)
+    meeting = Rendezvous("127.0.0.1", TIMEOUT_S)
+    sender = CollectiveSender(stream, meeting)
     print(json.dumps(sender.address), flush=True)
     sender.join()
     for version in (1, 2):
         tensors = {name: torch.randn(shape, device="cuda") for name, shape in SHAPES.items()}
         sender.send(tensors, version)
-        say(checksum=checksum([tensors[piece.name] for piece in channel.pieces]))
+        say(checksum=checksum([tensors[piece.name] for piece in stream.pieces]))
         if end == "dying-sender":
             os._exit(1)
     sender.close()

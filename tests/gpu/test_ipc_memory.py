@@ -15,8 +15,8 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from roost.plan import WeightTransport  # noqa: E402
-from roost.weights.channels import Channel, Piece  # noqa: E402
 from roost.weights.ipc import DEVICE, IpcAddress, IpcSender  # noqa: E402
+from roost.weights.streams import Piece, WeightStream  # noqa: E402
 
 TENSORS, ELEMENTS = 4, 2**26
 """One GiB in all."""
@@ -101,8 +101,8 @@ def export(value: float) -> tuple[IpcSender, dict[str, Any]]:
         Piece(name, "float32", (ELEMENTS,), box, box, box, (ELEMENTS,), 0, tensor.nbytes)
         for name, tensor in weights.items()
     )
-    channel = Channel("c", WeightTransport.IPC, 0, (0,), pieces, 0)
-    return IpcSender(channel, lambda: weights), weights
+    stream = WeightStream("c", WeightTransport.IPC, 0, (0,), pieces, 0)
+    return IpcSender(stream, lambda: weights), weights
 
 
 def check_is_freed(use: Callable[[IpcSender, list[float]], None]) -> None:

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 from roost.engines.engine import EnginePlace
 from roost.engines.sglang.intake import HandleIntake, make_intake
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
 from roost.weights.ipc import IpcSender
+from roost.weights.streams import Piece, WeightStream
 
 ROUNDS = 20
 
@@ -63,10 +63,10 @@ def test_handles_are_mapped_by_another_process(tmp_path: Path) -> None:
         box, shape = tuple((0, size) for size in tensor.shape), tuple(tensor.shape)
         kind = str(tensor.dtype).removeprefix("torch.")
         pieces.append(Piece(name, kind, shape, box, box, box, shape, 0, tensor.nbytes))
-    channel = Channel("c", WeightTransport.IPC, 0, (0,), tuple(pieces), 0)
-    sender = IpcSender(channel, lambda: weights)
+    stream = WeightStream("c", WeightTransport.IPC, 0, (0,), tuple(pieces), 0)
+    sender = IpcSender(stream, lambda: weights)
     engine: Any = Engine(here)
-    intake = make_intake(engine, EnginePlace(accelerators=(0,)), [channel], {"c": sender.address}, 0, 60)
+    intake = make_intake(engine, EnginePlace(accelerators=(0,)), [stream], {"c": sender.address}, 0, 60)
     assert isinstance(intake, HandleIntake)
     for version in range(1, ROUNDS):
         for name, tensor in tiny(version).state_dict().items():

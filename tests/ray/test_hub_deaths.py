@@ -26,7 +26,7 @@ from roost.cluster.runtime_folder import runtime_folder
 from roost.cluster.warden import remember, start_of
 from roost.data.samples import Sample, SampleGroup
 from roost.engines.handles import EngineHandle
-from roost.engines.server_process import ask
+from roost.engines.http_calls import ask
 from roost.rl.hub import BufferClient
 from roost.rl.rollout import RolloutManager
 from roost.testing import LocalRay

@@ -1,4 +1,4 @@
-"""Engines that read the trainer's memory where it is: both sides wait for each other by flags, and are called in lanes.
+"""Engines that read the memory of the trainer in place: trainer and engines wait for each other in shared memory.
 
 On GPUs that memory is mapped by CUDA IPC. Here it is memory that both have mapped, handed over in the same way.
 """
@@ -74,7 +74,7 @@ def test_engines_have_the_bits_of_each_version(roles: Roles) -> None:
         train.update_weights()
         check_equal(train, rollout)
     assert rollout._sync is not None
-    assert rollout._sync._flags is not None  # the short way was taken
+    assert rollout._sync._progress is not None  # the short way was taken
     assert len(rollout.alive_engines) == 2
 
 
@@ -99,13 +99,13 @@ def test_a_rank_that_fails_changes_nothing_and_the_next_update_goes(roles: Roles
 
 def test_the_same_where_there_are_no_flags(roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
     train, rollout = roles
-    monkeypatch.setattr(WeightSync, "_open_flags", lambda sync: None)
+    monkeypatch.setattr(WeightSync, "_open_progress", lambda sync: None)
     rollout.unmap_weights()
     assert rollout._sync is not None
     rollout._sync.close()
     train.train(1.0)
     train.update_weights()
-    assert rollout._sync._flags is None
+    assert rollout._sync._progress is None
     check_equal(train, rollout)
     train.train(1.0)
     train.workers.set_hook(1, "raise").wait()

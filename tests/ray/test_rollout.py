@@ -39,8 +39,8 @@ from roost.cluster.warden import remember, start_of
 from roost.data.samples import SampleGroup
 from roost.engines.engine import EnginePlace
 from roost.engines.handles import EngineHandle
+from roost.engines.http_calls import ask
 from roost.engines.keys import make_key
-from roost.engines.server_process import ask
 from roost.rl import hub as hub_module
 from roost.rl.hub import CONCURRENCY, BufferClient, LockClient
 from roost.rl.rollout import RolloutManager
@@ -426,7 +426,7 @@ def test_blocked_takes_keep_nobody_out(
 
     def take(buffer: BufferClient, number: int) -> None:
         try:
-            taken.put(buffer.take(1, 120.0, who=f"taker {number}"))
+            taken.put(buffer.take(1, 120.0, caller=f"taker {number}"))
         except Exception as error:
             taken.put(error)
 
@@ -470,9 +470,9 @@ held.__enter__()
     with Driver(ROOST_NAMESPACE=job.namespace) as other:
         assert other(code) == 3
         mine = BufferClient.attach()
-        assert [group.id for group in mine.take(2, 10.0, who="me")] == ["other0", "other1"]
+        assert [group.id for group in mine.take(2, 10.0, caller="me")] == ["other0", "other1"]
         with pytest.raises(roost.CallTimeoutError, match="me waited") as late:
-            mine.take(2, 0.1, who="me")
+            mine.take(2, 0.1, caller="me")
         assert late.value.codes == ("B103",)
         lock = LockClient.attach()
         with pytest.raises(roost.CallTimeoutError, match="another process") as busy:

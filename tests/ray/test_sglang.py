@@ -20,7 +20,7 @@ from sglang_model import GREEDY, PROMPT, VOCABULARY, likeliest, meant, settings,
 
 import roost
 from roost.engines.handles import EngineHandle
-from roost.engines.server_process import ask
+from roost.engines.http_calls import ask
 from roost.engines.sglang.engine import SglangEngine
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup, TrainWorker

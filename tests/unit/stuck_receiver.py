@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from roost.engines.sglang.intake import group_name
-from roost.weights.collective import CollectiveReceiver, join_meeting
+from roost.weights.collective import CollectiveReceiver, join_rendezvous
 
-channel, address = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the test
-if channel.is_direct:  # as SGLang joins
+stream, address = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the test
+if stream.is_direct:  # as SGLang joins
     limit = datetime.timedelta(seconds=60)
     store, _, _ = next(c10d.rendezvous(f"tcp://{address}", 1, 2, timeout=limit))
-    name = group_name(channel, address)
+    name = group_name(stream, address)
     prefixed = dist.PrefixStore(name, store)
     joined = c10d._new_process_group_helper(2, 1, [], c10d.Backend("gloo"), prefixed, group_name=name, timeout=limit)
 else:
-    joined = CollectiveReceiver(channel, join_meeting(address, 60.0), 1, "127.0.0.1", 60.0)
+    joined = CollectiveReceiver(stream, join_rendezvous(address, 60.0), 1, "127.0.0.1", 60.0)
 print("joined", flush=True)
 time.sleep(600)

@@ -249,12 +249,12 @@ def test_what_could_never_be_is_refused_at_once():
 def test_a_full_buffer_says_how_full_it_is_and_who_waits():
     buffer = DataBuffer(4)
     buffer.put(groups("abcd"))
-    buffer.take(3, who="trainer")
-    code, text = code_of(lambda: buffer.put(groups("ef"), 0.01, who="engine-1"), CallTimeoutError)
+    buffer.take(3, caller="trainer")
+    code, text = code_of(lambda: buffer.put(groups("ef"), 0.01, caller="engine-1"), CallTimeoutError)
     assert code == "B102"
-    for part in ("engine-1 waited", "no room for 2 groups", "1 waiting, 3 in flight, room for 4", "'a' with trainer"):
+    for part in ("engine-1 waited", "no room for 2 groups", "1 waiting, 3 in flight, room for 4", "'a' by trainer"):
         assert part in text
-    assert "in line to put: engine-1 (2 groups, since" in text
+    assert "waiting to put: engine-1 (2 groups, since" in text
     assert buffer.put(groups("abcd")) == 0
     assert buffer.stats()["put_waiters"] == 0
 
@@ -262,9 +262,9 @@ def test_a_full_buffer_says_how_full_it_is_and_who_waits():
 def test_an_empty_buffer_says_who_waits():
     buffer = DataBuffer(4)
     buffer.put(groups("a"))
-    code, text = code_of(lambda: buffer.take(2, 0.01, who="trainer"), TimeoutError)
+    code, text = code_of(lambda: buffer.take(2, 0.01, caller="trainer"), TimeoutError)
     assert code == "B103"
-    assert "in line to take: trainer (2 groups" in text
+    assert "waiting to take: trainer (2 groups" in text
     assert ids(buffer.take(1, 0)) == "a"
 
 
@@ -398,7 +398,7 @@ def test_partial_groups_have_a_capacity_of_their_own():
     buffer.put_partial(groups("ab", finish=""))
     code, text = code_of(lambda: buffer.put_partial(groups("c", finish=""), 0.01), CallTimeoutError)
     assert code == "B102"
-    assert "2 partial, 0 out, room for 2" in text
+    assert "2 partial, 0 handed out, room for 2" in text
     putter = Background(lambda: buffer.put_partial(groups("c", finish="")))
     wait_until(buffer, put_partial_waiters=1)
     back = buffer.take_partial(1)
@@ -543,9 +543,9 @@ def test_what_is_no_json_cannot_be_saved_and_leaves_the_old_file(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"prompt_ids": [1.5] * LONG}, "prompt_ids are whole numbers"),
-        ({"output_ids": [True]}, "output_ids are whole numbers"),
-        ({"versions": [1.5] * 3}, "versions are whole numbers"),
+        ({"prompt_ids": [1.5] * LONG}, "prompt_ids are integers"),
+        ({"output_ids": [True]}, "output_ids are integers"),
+        ({"versions": [1.5] * 3}, "versions are integers"),
         ({"output_ids": None}, "output_ids are None, not a list"),
         ({"logprobs": ["0.5"] * 3}, "logprobs are numbers"),
         ({"logprobs": [-0.5]}, "there are 1 logprobs for 3 tokens"),
@@ -569,7 +569,7 @@ def test_a_sample_whose_fields_have_other_types_or_do_not_fit_is_neither_saved_n
     samples = [Sample([1]).to_json(), {**Sample([1], **sound).to_json(), **fields}]
     code, text = code_of(lambda: loaded(tmp_path / "made", samples=samples))
     assert code == "B106"
-    assert "made, line 3: no saved buffer: sample 1: " in text
+    assert "made, line 3: not a saved buffer: sample 1: " in text
 
 
 def test_log_probabilities_of_numpy_are_saved(tmp_path):
@@ -584,7 +584,10 @@ def test_log_probabilities_of_numpy_are_saved(tmp_path):
 def test_a_group_that_counts_as_finished_and_is_not_is_not_loaded(tmp_path):
     code, text = code_of(lambda: loaded(tmp_path / "made", samples=[Sample([1]).to_json()]))
     assert code == "B106"
-    assert "line 3: no saved buffer: the group 'b' counts as finished, and its samples are not" in text
+    assert (
+        "line 3: not a saved buffer: the group 'b' is on the shelf of finished groups, but has unfinished samples"
+        in text
+    )
 
 
 def loaded(path, header=None, **changes):
@@ -628,26 +631,26 @@ def test_a_list_that_is_packed_wrongly_or_too_long_is_refused(tmp_path, packed):
         lambda: loaded(tmp_path / "made", samples=[{**Sample([1], [5], [-0.5], [1]).to_json(), **packed}])
     )
     assert code == "B106"
-    assert "made, line 3: no saved buffer: sample 0: " in text
+    assert "made, line 3: not a saved buffer: sample 0: " in text
 
 
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"header": {"used": "abc"}}, "line 1: no saved buffer: used"),
-        ({"header": {"used": [1]}}, "line 1: no saved buffer: used"),
-        ({"header": {"used": None}}, "line 1: no saved buffer: used"),
-        ({"header": {"totals": {"put": -1}}}, "line 1: no saved buffer: totals"),
-        ({"header": {"totals": {"put": "2"}}}, "line 1: no saved buffer: totals"),
-        ({"header": {"totals": [1]}}, "line 1: no saved buffer: totals"),
-        ({"id": ""}, "line 3: no saved buffer: the id of a group is ''"),
-        ({"id": 7}, "line 3: no saved buffer: the id of a group is 7"),
-        ({"id": "a"}, "line 3: no saved buffer: the group 'a' is there twice"),
-        ({"data": []}, "line 3: no saved buffer: data is a mapping"),
-        ({"samples": {}}, "line 3: no saved buffer: data is a mapping"),
-        ({"samples": [7]}, "line 3: no saved buffer: sample 0: a sample has the fields"),
-        ({"samples": [{}]}, "line 3: no saved buffer: sample 0: a sample has the fields"),
-        ({"colour": "red"}, "line 3: no saved buffer: a group has the fields"),
+        ({"header": {"used": "abc"}}, "line 1: not a saved buffer: used"),
+        ({"header": {"used": [1]}}, "line 1: not a saved buffer: used"),
+        ({"header": {"used": None}}, "line 1: not a saved buffer: used"),
+        ({"header": {"totals": {"put": -1}}}, "line 1: not a saved buffer: totals"),
+        ({"header": {"totals": {"put": "2"}}}, "line 1: not a saved buffer: totals"),
+        ({"header": {"totals": [1]}}, "line 1: not a saved buffer: totals"),
+        ({"id": ""}, "line 3: not a saved buffer: the id of a group is ''"),
+        ({"id": 7}, "line 3: not a saved buffer: the id of a group is 7"),
+        ({"id": "a"}, "line 3: not a saved buffer: the group 'a' is there twice"),
+        ({"data": []}, "line 3: not a saved buffer: data is a mapping"),
+        ({"samples": {}}, "line 3: not a saved buffer: data is a mapping"),
+        ({"samples": [7]}, "line 3: not a saved buffer: sample 0: a sample has the fields"),
+        ({"samples": [{}]}, "line 3: not a saved buffer: sample 0: a sample has the fields"),
+        ({"colour": "red"}, "line 3: not a saved buffer: a group has the fields"),
     ],
 )
 def test_a_header_or_a_group_of_other_types_is_refused_with_its_line(tmp_path, changes, place):

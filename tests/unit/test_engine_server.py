@@ -19,7 +19,7 @@ from serving import KEY, ask, deadline_in_flight, post, start_server, url_of
 from toy_models import VOCABULARY, Gated, samples_in, toy, until
 
 from roost import Engine, EngineOutput, EnginePlace, GenerationError, RolloutError, TorchEngine, lease_ports
-from roost.engines.client import EngineClient
+from roost.engines import EngineClient
 from roost.engines.server import EngineServer
 from roost.errors import ClusterError, Finding
 
@@ -282,7 +282,7 @@ def test_weights_that_are_not_taken(fresh, tmp_path):
     (tmp_path / "outside" / "x.safetensors.index.json").write_text('{"weight_map": {"scale": "../x.safetensors"}}')
     cases["outside"] = "not in the folder itself"
     (tmp_path / "noindex" / "x.safetensors.index.json").write_text("[]")
-    cases["noindex"] = "no index of shards"
+    cases["noindex"] = "not an index of safetensors files"
     save_file({**weights(1), "scale": torch.zeros(3)}, tmp_path / "other" / "model.safetensors")
     cases["other"] = "scale has shape [3]"
     for name, message in cases.items():

@@ -29,7 +29,9 @@ SHELVES = ("waiting", "in_flight", "stale", "partial", "partial_out")
 def content(buffer):
     """Everything in a buffer, in order."""
     shelves = buffer._shelves
-    found = {name: [(key, e.group, e.oldest, e.taker) for key, e in shelves._all()[name].items()] for name in SHELVES}
+    found = {
+        name: [(key, e.group, e.oldest_version, e.taker) for key, e in shelves._all()[name].items()] for name in SHELVES
+    }
     return {**found, "used": list(shelves.used), "totals": dict(shelves.totals)}
 
 
@@ -55,7 +57,7 @@ def change_at_random(buffer, chance, number):
         with contextlib.suppress(TimeoutError):
             buffer.put([group(name, chance.randint(1, 5)) for name in names], timeout_s=0)
     elif kind == "take" and counts["waiting"]:
-        buffer.take(chance.randint(1, counts["waiting"]), who="trainer", ticket=f"t{number}")
+        buffer.take(chance.randint(1, counts["waiting"]), caller="trainer", ticket=f"t{number}")
     elif kind == "confirm" and out:
         buffer.confirm(chance.sample(out, chance.randint(1, len(out))))
     elif kind == "give_back" and out:
@@ -65,7 +67,7 @@ def change_at_random(buffer, chance, number):
         with contextlib.suppress(TimeoutError):
             buffer.put_partial([group(name, finish="abort")], timeout_s=0)
     elif kind == "take_partial":
-        buffer.take_partial(2, who="engine")
+        buffer.take_partial(2, caller="engine")
     elif kind == "stale":
         with contextlib.suppress(TimeoutError, roost.RolloutError):
             buffer.take(30, timeout_s=0, min_version=chance.randint(1, 5))
@@ -123,7 +125,7 @@ def test_a_torn_last_record_is_dropped_and_the_rest_is_there(path):
         Path(path).write_bytes(whole[:end])
         found = JournaledBuffer(8, path, continues=True)
         assert content(found) == before, end
-        assert "was not written completely" in found.notes[0]
+        assert "is incomplete and was dropped" in found.notes[0]
         assert JournaledBuffer(8, path, continues=True).notes == [], "it was written anew"
 
 
@@ -135,7 +137,7 @@ def test_damage_is_refused_with_what_to_do(path, place):
     data = bytearray(Path(path).read_bytes())
     data[place] ^= 0x40
     Path(path).write_bytes(data)
-    with pytest.raises(roost.RolloutError, match="is no whole journal of a buffer") as caught:
+    with pytest.raises(roost.RolloutError, match="is not an intact journal of a buffer") as caught:
         JournaledBuffer(8, path, continues=True)
     assert caught.value.codes == ("B112",)
     assert f"rm {path}" in str(caught.value)
@@ -147,8 +149,8 @@ def test_a_take_whose_answer_was_lost_is_undone_after_the_death(path):
     with contextlib.suppress(TimeoutError):
         buffer.take(8, timeout_s=0, min_version=2)
     buffer.drain_stale(ticket="drained")
-    buffer.take(1, who="trainer", ticket="got it")
-    buffer.take(1, who="trainer", ticket="lost")
+    buffer.take(1, caller="trainer", ticket="got it")
+    buffer.take(1, caller="trainer", ticket="lost")
     found = JournaledBuffer(8, path, continues=True)
     assert found.undo_takes(["lost", "drained", "took nothing"]) == 2
     assert found.undo_takes(["lost", "drained"]) == 0
@@ -226,14 +228,14 @@ def test_a_job_goes_on_while_its_journal_cannot_be_written(path, monkeypatch, ca
 
     monkeypatch.setattr(journal, "_write", full)
     buffer.put([group("b")])
-    assert "No space left on device; if the hub dies now, its groups are lost" in caplog.text
+    assert "No space left on device; the groups are lost if the hub dies now" in caplog.text
     assert not Path(path).exists(), "nobody reads what is out of date"
     monkeypatch.setattr(journaled, "RETRY_S", 0.0)
     buffer.put([group("c")])
     is_full = False
     buffer._recorded._retry_s = 0.0
     assert [one.id for one in buffer.take(2)] == ["a", "b"]
-    assert "is complete again" in caplog.text
+    assert "can be written again and is complete" in caplog.text
     assert content(again(buffer, path)) == content(buffer)
 
 
@@ -251,7 +253,7 @@ def test_a_lock_that_replaces_another_waits_until_its_leases_have_run_out():
     lock = LeaseLock(10.0, lambda: now_s, after_token=7)
     with pytest.raises(TimeoutError) as caught:
         lock.acquire("shared", "engine", timeout_s=0.0)
-    assert "holders under the lock before this one" in str(caught.value)
+    assert "holders of the lock before this one" in str(caught.value)
     with pytest.raises(roost.RolloutError) as lost:
         lock.renew(3)
     assert lost.value.codes == ("L102",)

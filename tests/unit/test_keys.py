@@ -19,7 +19,7 @@ from serving import KEY, SOURCES, ask
 from toy_models import toy
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine
-from roost.engines.client import EngineClient
+from roost.engines import EngineClient
 from roost.engines.handles import EngineHandle, ExternalEngine
 from roost.engines.keys import VARIABLE, headers_of, is_permitted, make_key
 from roost.engines.server import EngineServer

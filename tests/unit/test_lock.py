@@ -91,7 +91,7 @@ def test_a_timeout_says_who_holds_it_since_when_and_who_waits(lock, clock):
     for part in (
         "engine-0 waited 5.5 s for the shared lock",
         "held by trainer (exclusive, 8.5 s)",
-        "in line: engine-0",
+        "waiting: engine-0",
     ):
         assert part in str(error)
     assert waiters(lock) == []
@@ -156,7 +156,7 @@ def test_renewing_keeps_it(lock, clock):
         clock.now_s += 9
         assert lock.renew(token) == 10.0
     (one,) = lock.state()["holders"]
-    assert one == {"token": 1, "kind": "shared", "holder": "engine-0", "held_s": 45.0, "ends_in_s": 10.0}
+    assert one == {"token": 1, "mode": "shared", "holder": "engine-0", "held_s": 45.0, "ends_in_s": 10.0}
     lock.release(token)
     with pytest.raises(RolloutError, match="released before") as caught:
         lock.release(token)
@@ -164,7 +164,7 @@ def test_renewing_keeps_it(lock, clock):
 
 
 def test_wrong_calls(lock):
-    with pytest.raises(RolloutError, match="never given") as caught:
+    with pytest.raises(RolloutError, match="never granted") as caught:
         lock.release(7)
     assert caught.value.codes == ("L103",)
     for call in (lambda: lock.acquire("write", "x", 0), lambda: LeaseLock(0), lambda: LeaseLock(float("nan"))):
@@ -195,11 +195,11 @@ def test_many_threads_are_never_together_with_a_writer():
 # The holder's side -------------------------------------------------------------------------------
 
 
-def held_lock(lock, kind="exclusive", **kwargs):
+def held_lock(lock, mode="exclusive", **kwargs):
     calls = {"acquire": lock.acquire, "renew": lock.renew, "release": lock.release}
     ttl_s = kwargs.pop("ttl_s", lock.ttl_s)
     calls |= kwargs
-    return HeldLock(**calls, kind=kind, holder="trainer", timeout_s=WAIT_S, ttl_s=ttl_s)
+    return HeldLock(**calls, mode=mode, holder="trainer", timeout_s=WAIT_S, ttl_s=ttl_s)
 
 
 def test_a_block_holds_it():

@@ -19,7 +19,7 @@ from toy_models import until
 
 from roost import RolloutError
 from roost.cluster.private_folder import PrivateFolder
-from roost.engines.server_process import ask
+from roost.engines.http_calls import ask
 from roost.engines.vllm.generating import Asking
 
 BACKLOG = 1

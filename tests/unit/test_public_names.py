@@ -110,3 +110,13 @@ def test_other_names_are_not_there():
 
 def test_version():
     assert roost.__version__.count(".") == 2
+
+
+def test_names_of_the_engines_load_their_modules_on_first_use():
+    assert not loaded_by("import roost.engines") & set(HEAVY)
+    assert loaded_by("from roost.engines import sample_seed") == set()
+    engines = importlib.import_module("roost.engines")
+    for name in engines.__all__:
+        assert getattr(engines, name).__name__ == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = engines.no_such_name

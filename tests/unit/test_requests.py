@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from roost.data.samples import Sample, SampleGroup
-from roost.engines.client import EngineClient
+from roost.engines import EngineClient, sample_seed
 from roost.engines.requests import make_requests, params_of_samples
-from roost.engines.sampling import MAX_SEED, sample_seed
+from roost.engines.sampling import MAX_SEED
 from roost.errors import RolloutError
 
 PARAMS = {"max_new_tokens": 4, "temperature": 1.0, "n": 7}

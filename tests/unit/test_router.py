@@ -14,8 +14,8 @@ from toy_models import Gated, toy, until
 
 from roost import EnginePlace, RolloutError, Router, TorchEngine, lease_ports
 from roost.cluster.ports import is_own_server
+from roost.engines import EngineClient
 from roost.engines import router as module
-from roost.engines.client import EngineClient
 
 SIZES = {"context": 64, "length_multiple": 16, "batch_rows": 8}
 

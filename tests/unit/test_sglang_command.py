@@ -19,8 +19,9 @@ from toy_models import until
 
 from roost.cluster.ports import lease_ports
 from roost.engines.engine import EnginePlace
+from roost.engines.http_calls import ask
 from roost.engines.keys import VARIABLE
-from roost.engines.server_process import ServerProcess, ask
+from roost.engines.server_process import ServerProcess
 from roost.engines.sglang import inside
 from roost.engines.sglang.command import check_options, check_version, command_of, ranks_of
 from roost.engines.sglang.engine import SglangEngine
@@ -29,9 +30,9 @@ from roost.engines.sglang.memory import FreeMemory, measure_free, static_fractio
 from roost.engines.sglang.staging import saved
 from roost.errors import RolloutError
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
 from roost.weights.checkpoint_shapes import checkpoint_tensors
 from roost.weights.ipc import IpcAddress
+from roost.weights.streams import Piece, WeightStream
 
 # Flags ---------------------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ def test_folders_that_say_nothing(tmp_path):
     with pytest.raises(RolloutError, match=r"neither \*.safetensors nor a config.json"):
         checkpoint_tensors(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RolloutError, match="transformers cannot tell"):
+    with pytest.raises(RolloutError, match="transformers cannot build the model"):
         checkpoint_tensors(tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 8)
     (tmp_path / "b.safetensors").write_bytes(b"")
@@ -270,7 +271,7 @@ def test_folders_that_say_nothing(tmp_path):
         checkpoint_tensors(tmp_path)
     assert error.value.codes == ("E102",) * 2
     (tmp_path / "x.safetensors.index.json").write_text("[]")
-    with pytest.raises(RolloutError, match="no index of shards"):
+    with pytest.raises(RolloutError, match="not an index of safetensors files"):
         checkpoint_tensors(tmp_path)
 
 
@@ -306,14 +307,14 @@ def test_handles_of_all_tensors_come_in_one_command():
             self.told = commands
 
     pieces = tuple(piece(str(number), (2**27,), nbytes=2**29) for number in range(5))
-    channels = [
-        Channel(f"c{number}", WeightTransport.IPC, number, (0,), some, 0)
+    streams = [
+        WeightStream(f"c{number}", WeightTransport.IPC, number, (0,), some, 0)
         for number, some in enumerate((pieces[:2], pieces[2:]))
     ]
     handle = ("tensor class", (1,), (1,), 0, "storage class", "dtype", 3, *range(8))
-    addresses = {one.id: IpcAddress("GPU-x", [handle] * len(one.pieces), 1).to_bytes() for one in channels}
+    addresses = {one.id: IpcAddress("GPU-x", [handle] * len(one.pieces), 1).to_bytes() for one in streams}
     engine = Halted("/model")
-    make_intake(engine, EnginePlace(accelerators=(0, 1)), channels, addresses, 0, 1.0).commit(1)
+    make_intake(engine, EnginePlace(accelerators=(0, 1)), streams, addresses, 0, 1.0).commit(1)
     [(route, body)] = engine.told
     assert route == "update_weights_from_tensor"
     first, second = body["serialized_named_tensors"]
@@ -334,9 +335,9 @@ def test_handles_of_all_tensors_come_in_one_command():
     ids=["host memory", "parts", "two nodes"],
 )
 def test_what_the_worker_puts_together_first(kind, box, members):
-    channel = Channel("c", kind, 0, (0,), (piece("a", (2, 3), box),), 24)
+    stream = WeightStream("c", kind, 0, (0,), (piece("a", (2, 3), box),), 24)
     place = EnginePlace(num_members=members)
-    assert make_intake(SglangEngine("/model"), place, [channel], {"c": b""}, 0, 1.0) is None
+    assert make_intake(SglangEngine("/model"), place, [stream], {"c": b""}, 0, 1.0) is None
 
 
 @pytest.fixture

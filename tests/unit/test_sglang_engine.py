@@ -24,15 +24,16 @@ from torch.multiprocessing.reductions import reduce_tensor
 import roost
 from roost.cluster.runtime_folder import runtime_folder
 from roost.engines.engine import EnginePlace
+from roost.engines.http_calls import ask
 from roost.engines.keys import make_key
-from roost.engines.server_process import ServerProcess, ask
+from roost.engines.server_process import ServerProcess
 from roost.engines.sglang.command import ROUTES
 from roost.engines.sglang.ending import end_of
 from roost.engines.sglang.engine import SglangEngine
 from roost.engines.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
 from roost.engines.sglang.sender import DirectSender
-from roost.weights.channels import Channel, Piece
 from roost.weights.files import version_folder
+from roost.weights.streams import Piece, WeightStream
 
 LONG = {"max_new_tokens": 200, "temperature": 0}
 
@@ -222,11 +223,11 @@ def by_tensor(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version
 def by_group(engine: SglangEngine, weights: Mapping[str, torch.Tensor], version: int, folder: Path) -> None:
     """Twice over the same group, as a trainer does."""
     kind = roost.WeightTransport.BROADCAST
-    channel = Channel("c", kind, 0, (5,), pieces(weights), 0, "gloo", "", (1,), 1 + engine.broadcast_ranks)
+    stream = WeightStream("c", kind, 0, (5,), pieces(weights), 0, "gloo", "", (1,), 1 + engine.broadcast_ranks)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    sender = DirectSender(channel, "127.0.0.1", 60)
+    sender = DirectSender(stream, "127.0.0.1", 60)
     joining = Started(sender.join)
-    intake = GroupIntake(engine, [channel], {"c": sender.address}, 5, 60)
+    intake = GroupIntake(engine, [stream], {"c": sender.address}, 5, 60)
     joining.result()
     for number, sent in enumerate([tiny(99).state_dict(), weights], version - 1):
         sending = Started(functools.partial(sender.send, sent, number))

@@ -18,9 +18,9 @@ import torch
 
 from roost.errors import RolloutError, WorkerError
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
-from roost.weights.channels import Channel, make_channels
 from roost.weights.endpoints import WeightSender
 from roost.weights.stoppable import FailureWatch, Stoppable
+from roost.weights.streams import WeightStream, make_streams
 
 LARGE = (64, 2**20)
 """256 MiB of float32: more than sockets take without a reader."""
@@ -28,21 +28,21 @@ LIMIT_S = 240.0
 """Seconds for what ends within a few: the start of a process that imports torch is among it."""
 
 
-def channel_of(sender: str = "") -> Channel:
+def stream_of(sender: str = "") -> WeightStream:
     side = Sharding((TensorShards("large", LARGE, "float32"),))
-    [channel] = make_channels(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
-    return replace(channel, backend="gloo", sender=sender, first_ranks=(1,), world_size=2)
+    [stream] = make_streams(plan_transfer(side, side), lambda *_: WeightTransport.BROADCAST)
+    return replace(stream, backend="gloo", sender=sender, first_ranks=(1,), world_size=2)
 
 
 @contextmanager
-def sender_of_a_stuck_receiver(channel: Channel) -> Iterator[WeightSender]:
-    sender = WeightSender([channel], None, "127.0.0.1", "", LIMIT_S)
+def sender_of_a_stuck_receiver(stream: WeightStream) -> Iterator[WeightSender]:
+    sender = WeightSender([stream], None, "127.0.0.1", "", LIMIT_S)
     script = Path(__file__).parent / "stuck_receiver.py"
     with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as receiver:
         try:
             assert receiver.stdin is not None
             assert receiver.stdout is not None
-            pickle.dump((channel, sender.addresses[channel.id]), receiver.stdin)
+            pickle.dump((stream, sender.addresses[stream.id]), receiver.stdin)
             receiver.stdin.close()
             sender.join()
             assert receiver.stdout.readline() == b"joined\n"
@@ -61,7 +61,7 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("sender_class", ["", "roost.engines.sglang.sender:DirectSender"], ids=["gloo", "sglang"])
 def test_a_broadcast_to_a_hung_engine_is_given_up(sender_class: str) -> None:
     weights = {"large": torch.zeros(LARGE)}
-    with sender_of_a_stuck_receiver(channel_of(sender_class)) as sender:
+    with sender_of_a_stuck_receiver(stream_of(sender_class)) as sender:
         before = set(threading.enumerate())
         raised: list[BaseException] = []
 
@@ -82,12 +82,12 @@ def test_a_broadcast_to_a_hung_engine_is_given_up(sender_class: str) -> None:
         assert error.codes == ("S207",)
         assert "weights-0 to 1 engine process was given up: engine rollout/1 died" in str(error)
         sender.close()
-        with pytest.raises(RuntimeError, match="were closed"):
+        with pytest.raises(RuntimeError, match="are closed"):
             sender.send(lambda: weights, 2, bool(sender_class))
 
 
 def test_a_broadcast_ends_at_its_deadline() -> None:
-    with sender_of_a_stuck_receiver(channel_of()) as sender:
+    with sender_of_a_stuck_receiver(stream_of()) as sender:
         sender._timeout_s = 0.5
         with pytest.raises(RolloutError, match=r"not all of its ranks took part within 0\.5 s") as caught:
             sender.send(lambda: {"large": torch.zeros(LARGE)}, 1)
@@ -95,7 +95,7 @@ def test_a_broadcast_ends_at_its_deadline() -> None:
 
 
 def test_the_start_of_a_broadcast_that_no_engine_joins_ends_at_its_deadline() -> None:
-    sender = WeightSender([channel_of()], None, "127.0.0.1", "", 0.5)
+    sender = WeightSender([stream_of()], None, "127.0.0.1", "", 0.5)
     with pytest.raises(RolloutError, match="the start of the broadcast") as caught:
         sender.join()
     assert caught.value.codes == ("S207",)
@@ -160,7 +160,7 @@ def test_the_first_failure_is_reported_while_others_are_waited_for() -> None:
         found.append(error)
         reported.set()
 
-    with FailureWatch([*calls, object()], report):
+    with FailureWatch(calls, report):
         calls[1].ended.set()
         calls[2].error = WorkerError("it died")
         calls[2].ended.set()

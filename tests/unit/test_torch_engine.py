@@ -12,7 +12,8 @@ from torch import nn
 from toy_models import VOCABULARY, Gated, Toy, samples_in, toy, until
 
 from roost import EngineOutput, RolloutError, TorchEngine
-from roost.engines.sampling import sample_seed, uniform
+from roost.engines import sample_seed
+from roost.engines.sampling import uniform
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConf
 from transformers.utils import logging
 
 from roost import EnginePlace, RolloutError, TorchEngine
-from roost.engines.server_process import ask
+from roost.engines.http_calls import ask
 
 logging.disable_progress_bar()
 

@@ -13,9 +13,9 @@ from roost.engines.engine import EnginePlace
 from roost.engines.vllm import inside
 from roost.engines.vllm.command import check_options, check_vllm, command_of, environment_of, words_of
 from roost.engines.vllm.generating import bodies_of
-from roost.engines.vllm.messages import channel_from_json, channel_to_json
+from roost.engines.vllm.messages import stream_from_json, stream_to_json
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
+from roost.weights.streams import Piece, WeightStream
 
 PLACE = EnginePlace(
     num_members=2, host="10.0.0.5", dist_init_addr="10.0.0.5:25000", ports=range(25000, 25030),
@@ -159,6 +159,6 @@ def test_all_that_is_wrong_with_a_request():
 @pytest.mark.parametrize("address", ["/proc/1/fd/7", b"\x80pickled"])
 def test_channels_cross_as_json(address):
     pieces = (Piece("w", "float32", (4, 2), ((0, 2), (0, 2)), ((0, 2), (0, 2)), ((2, 4), (0, 2)), (4, 2), 64, 16),)
-    channel = Channel("c", WeightTransport.SHARED_MEMORY, 0, (0,), pieces, 80)
-    said = json.loads(json.dumps(channel_to_json(channel, address)))
-    assert channel_from_json(said) == (channel, address)
+    stream = WeightStream("c", WeightTransport.SHARED_MEMORY, 0, (0,), pieces, 80)
+    said = json.loads(json.dumps(stream_to_json(stream, address)))
+    assert stream_from_json(said) == (stream, address)

@@ -187,5 +187,5 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(small_disk: Path
     assert "rank 0 cannot write its weights (4096 KiB)" in of_writer
     assert "No space left on device" in of_writer
     assert "GiB are free" in of_writer
-    assert "a folder with room for three versions" in of_writer
+    assert "use a folder with room for three versions" in of_writer
     assert "No space left on device" in of_staging

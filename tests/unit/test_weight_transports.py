@@ -13,8 +13,8 @@ from roost.errors import RolloutError
 from roost.placement import Placement
 from roost.plan import Plan, Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.topology import Topology
-from roost.weights.channels import Channel, WeightDescription, make_channels
-from roost.weights.transports import Way, sort_engines
+from roost.weights.streams import WeightDescription, WeightStream, make_streams
+from roost.weights.transports import TransportSelector, group_engines
 from roost.worker.deadline import Deadline
 
 TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
@@ -54,13 +54,16 @@ def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription
     return WeightDescription(TENSORS, gpus=gpus, broadcast=broadcast, **more)
 
 
-def channels_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[Channel]:
-    made: list[Channel] = []
+def streams_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[WeightStream]:
+    made: list[WeightStream] = []
     first = 0
-    for targets in sort_engines(engines, source, Deadline(60.0)):
-        way = Way(targets, source, gpus)
-        flow = plan_transfer(way.source, targets.sharding())
-        made += [way.carried(channel, first) for channel in make_channels(flow, way.kind, f"c{first}", first)]
+    for targets in group_engines(engines, source, Deadline(60.0)):
+        selector = TransportSelector(targets, source, gpus)
+        flow = plan_transfer(selector.source, targets.sharding())
+        made += [
+            selector.with_process_group(stream, first)
+            for stream in make_streams(flow, selector.transport, f"c{first}", first)
+        ]
         first += len(targets.members)
     return made
 
@@ -71,18 +74,22 @@ def test_an_engine_on_the_trainers_gpu_reads_it_there_whoever_else_joins_a_broad
     far = Known(
         "far", (1, 0), BROADCAST, described("C", "D", broadcast="nccl", broadcast_sender=SENDER, broadcast_ranks=2)
     )
-    by_kind = {channel.kind: channel for channel in channels_of([near, far], [("A",), ("B",)])}
-    assert by_kind[IPC].source == 1  # the rank on the same GPU, and not the one that broadcasts
-    assert (by_kind[BROADCAST].source, by_kind[BROADCAST].backend, by_kind[BROADCAST].sender) == (0, "nccl", SENDER)
-    assert by_kind[BROADCAST].is_direct
-    assert (by_kind[BROADCAST].first_ranks, by_kind[BROADCAST].world_size) == ((1,), 3)
+    by_transport = {stream.transport: stream for stream in streams_of([near, far], [("A",), ("B",)])}
+    assert by_transport[IPC].source == 1  # the rank on the same GPU, and not the one that broadcasts
+    assert (by_transport[BROADCAST].source, by_transport[BROADCAST].backend, by_transport[BROADCAST].sender) == (
+        0,
+        "nccl",
+        SENDER,
+    )
+    assert by_transport[BROADCAST].is_direct
+    assert (by_transport[BROADCAST].first_ranks, by_transport[BROADCAST].world_size) == ((1,), 3)
 
 
 def test_nccl_wants_a_gpu_of_its_own_for_everybody() -> None:
     def backends(*gpus: tuple[str, ...]) -> set[str]:
         engines = [Known(f"e{i}", (1, i), BROADCAST, described(*seen)) for i, seen in enumerate(gpus)]
         one = Sharding(TENSORS, locations=((0, 0),))
-        return {channel.backend for channel in channels_of(engines, [("A",)], one)}
+        return {stream.backend for stream in streams_of(engines, [("A",)], one)}
 
     assert backends(("B",), ("C",)) == {"nccl"}
     assert backends(("B",), ("B",)) == {"gloo"}  # two on one
@@ -96,16 +103,18 @@ def test_processes_that_take_whole_tensors_get_no_parts() -> None:
         "picky", (0, 0), IPC, described("A", "B", broadcast="nccl", broadcast_sender=SENDER, takes_pieces=False)
     )
     easy = Known("easy", (0, 0), IPC, described("A", "B"))
-    assert {channel.kind for channel in channels_of([picky], [("A",), ("B",)], cut)} == {WeightTransport.SHARED_MEMORY}
-    assert {channel.kind for channel in channels_of([easy], [("A",), ("B",)], cut)} == {IPC}
+    assert {stream.transport for stream in streams_of([picky], [("A",), ("B",)], cut)} == {
+        WeightTransport.SHARED_MEMORY
+    }
+    assert {stream.transport for stream in streams_of([easy], [("A",), ("B",)], cut)} == {IPC}
     picky.planned = BROADCAST
-    assert {channel.backend for channel in channels_of([picky], [("A",), ("B",)], cut)} == {"gloo"}
+    assert {stream.backend for stream in streams_of([picky], [("A",), ("B",)], cut)} == {"gloo"}
 
 
 def test_members_that_do_not_fit_the_cut_are_refused() -> None:
     odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
-    with pytest.raises(RolloutError, match="cuts its tensors over 3 members, and has 1"):
-        sort_engines([odd], TRAINER, Deadline(60.0))
+    with pytest.raises(RolloutError, match="shards its tensors over 3 members, but it has 1"):
+        group_engines([odd], TRAINER, Deadline(60.0))
 
 
 @pytest.mark.parametrize(
@@ -149,13 +158,13 @@ def test_the_plan_says_what_each_transport_carries(
         )
         for placement in engines
     ]
-    channels = channels_of(known, [gpus(placement)[:1] for placement in trainers], source)
+    streams = streams_of(known, [gpus(placement)[:1] for placement in trainers], source)
     for rank in range(len(engines)):
         sent: dict[WeightTransport, int] = {}
-        for channel in channels:
-            if rank in channel.targets:
-                nbytes = sum(piece.nbytes for piece in channel.pieces)
-                sent[channel.kind] = sent.get(channel.kind, 0) + nbytes
+        for stream in streams:
+            if rank in stream.targets:
+                nbytes = sum(piece.nbytes for piece in stream.pieces)
+                sent[stream.transport] = sent.get(stream.transport, 0) + nbytes
         total = sum(sent.values())
         shares = plan.transport_shares("rollout", rank)
         assert shares == {kind: Fraction(nbytes, total) for kind, nbytes in sent.items()}

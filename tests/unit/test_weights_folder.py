@@ -71,7 +71,7 @@ def test_the_users_folder_is_made_and_stays(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_user_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RolloutError, match="file/weights, cannot be made on this node: Not a directory") as caught:
+    with pytest.raises(RolloutError, match="file/weights, cannot be created on this node: Not a directory") as caught:
         WeightsFolder(str(tmp_path / "file" / "weights")).path()
     assert caught.value.codes == ("S206",)
 

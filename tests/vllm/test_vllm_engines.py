@@ -20,7 +20,7 @@ from vllm_parts import CONTEXT, OPTIONS, VOCABULARY, Learner
 
 import roost
 from roost.cluster.warden import remember, start_of
-from roost.engines.client import EngineClient
+from roost.engines import EngineClient
 from roost.engines.handles import EngineHandle
 from roost.rl.rollout import RolloutManager
 from roost.rl.train import TrainGroup

@@ -11,7 +11,7 @@ from vllm_parts import OPTIONS
 import roost
 from roost.engines.vllm.messages import PACKING, tensor_list
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
+from roost.weights.streams import Piece, WeightStream
 
 JOB = {"cluster": {"num_nodes": 1, "component_placement": {"rollout": "5"}}}
 SENDER = "roost.engines.vllm.sender:DirectSender"
@@ -51,9 +51,9 @@ def test_what_is_sent_fits_vllms_own_broadcast() -> None:
 
     box = ((0, 4), (0, 2))
     pieces = (Piece("w", "bfloat16", (4, 2), box, box, box, (4, 2), 0, 16),)
-    channel = Channel("c", WeightTransport.BROADCAST, 0, (3, 4), pieces, 16, "nccl", SENDER, (1, 3), 5)
+    stream = WeightStream("c", WeightTransport.BROADCAST, 0, (3, 4), pieces, 16, "nccl", SENDER, (1, 3), 5)
     engine = Engine()
-    intake = VllmIntake(engine, [channel], {"c": "10.0.0.7:4711"}, 4, 5.0)
+    intake = VllmIntake(engine, [stream], {"c": "10.0.0.7:4711"}, 4, 5.0)
     intake.commit(1)
     init = NCCLWeightTransferInitInfo(**engine.said["init_weight_transfer_engine"]["init_info"]["nccl"])
     assert (init.master_address, init.master_port, init.rank_offset, init.world_size) == ("10.0.0.7", 4711, 3, 5)

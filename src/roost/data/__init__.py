@@ -1,1 +1,1 @@
-"""What travels between the groups of a job: samples, the buffer that holds them, and the lock around weights."""
+"""Data that travels between worker groups: samples, the buffer that holds them, and the lock around weights."""

@@ -1,7 +1,7 @@
-"""The file of a saved buffer: lines of JSON, with long lists of numbers packed.
+"""The file format of a saved buffer: JSON lines, with long lists of numbers packed in base64.
 
-The first line names the format, the last one carries the number of lines and a checksum: a file that was
-cut off is never taken for a whole one. Nothing in it can run code when it is read.
+The first line names the format. The last line has the number of lines and a checksum, so that a truncated file is
+recognized. Reading a file runs no code from it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ FORMAT = "roost.buffer"
 VERSION = 1
 
 LONG = 32
-"""Lists of so many numbers are packed; shorter ones are quicker as they are."""
+"""Lists of at least this many numbers are packed; for shorter ones plain JSON is faster."""
 
 _INTS = ("prompt_ids", "output_ids", "versions")
 _CODES = {"i4": "i", "f8": "d"}
 
 
 def write_lines(path: Path, header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
-    """Writes a whole file or none: beside the target, to the disk, and then in its place."""
+    """Write a file atomically: write a temporary file, sync it, and rename it.
+
+    Raises:
+        RolloutError: The file cannot be written (B106), or a line is not JSON-serializable (B108).
+    """
     folder = path.parent
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -57,7 +61,11 @@ def write_lines(path: Path, header: dict[str, Any], lines: Iterable[dict[str, An
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The header and the lines of a file, checked; the last line is there or it raises."""
+    """Yield the header and then the lines of a file, after its checksum was verified.
+
+    Raises:
+        RolloutError: The file cannot be read or is damaged (B106), or has another format version (B107).
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -65,27 +73,27 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     lines = content.split(b"\n")
     header = _parsed(lines[0])
     if header is None or header.get("format") != FORMAT:
-        message = f"{path} is no saved buffer, or was cut off in its first line"
-        raise RolloutError([Finding("B106", message, rule=f'the first line says "format": "{FORMAT}"')])
+        message = f"{path} is not a saved buffer, or was truncated in its first line"
+        raise RolloutError([Finding("B106", message, rule=f'the first line has "format": "{FORMAT}"')])
     if header.get("version") != VERSION:
         message = f"{path} has version {header.get('version')} of the format; this Roost reads version {VERSION}"
         raise RolloutError([Finding("B107", message)])
     last = _parsed(lines[-2]) if len(lines) > 2 and not lines[-1] else None
     if last is None or not last.get("end"):
-        raise _damaged(path, f"it ends after {len(content):,} bytes without its last line: it was cut off")
+        raise _damaged(path, f"it ends after {len(content):,} bytes without its last line: it was truncated")
     body = len(content) - len(lines[-2]) - 1
     if last.get("lines") != len(lines) - 2 or last.get("crc32") != zlib.crc32(memoryview(content)[:body]):
-        raise _damaged(path, "its checksum does not fit: it was changed or damaged")
+        raise _damaged(path, "its checksum does not match: it was changed or damaged")
     yield header
     for number, line in enumerate(lines[1:-2], 2):
         fields = _parsed(line)
         if fields is None:
-            raise _damaged(path, f"line {number} is no JSON object")
+            raise _damaged(path, f"line {number} is not a JSON object")
         yield fields
 
 
 def _damaged(path: Path, reason: str) -> RolloutError:
-    return RolloutError([Finding("B106", f"{path} is no whole saved buffer: {reason}")])
+    return RolloutError([Finding("B106", f"{path} is not an intact saved buffer: {reason}")])
 
 
 def _text(fields: dict[str, Any]) -> bytes:
@@ -100,7 +108,7 @@ def _texts(header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> Iterator[
         except (TypeError, ValueError, RecursionError) as error:
             group = fields.get("group", {}).get("id")
             message = f"the group {group!r} cannot be saved: {error}"
-            rule = "`data` and `extra` hold what JSON can: texts, numbers, lists, mappings with texts as keys"
+            rule = "`data` and `extra` hold JSON values: strings, numbers, lists, mappings with strings as keys"
             raise RolloutError([Finding("B108", message, rule=rule)]) from error
 
 
@@ -113,7 +121,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where the file system can do that."""
+    """Make a rename survive a power failure; file systems that cannot sync a folder are left as they are."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -129,7 +137,7 @@ def pack_group(group: SampleGroup) -> dict[str, Any]:
     """Return the group as :meth:`SampleGroup.to_json` does, with long lists of numbers packed.
 
     Raises:
-        RolloutError: A sample has something that :func:`unpack_group` would refuse (B108).
+        RolloutError: A sample has a value that :func:`unpack_group` would refuse (B108).
     """
     samples = []
     for number, sample in enumerate(group.samples):
@@ -147,33 +155,33 @@ def pack_group(group: SampleGroup) -> dict[str, Any]:
 
 
 def check_header(header: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
-    """Return the ids that were used, and the totals, of a file's first line.
+    """Return the used ids and the totals from a file's first line.
 
     Raises:
-        ValueError: They do not have their types.
+        ValueError: A value has another type.
     """
     used, totals = header.get("used"), header.get("totals")
     if not isinstance(used, list) or set(map(type, used)) - {str}:
         raise ValueError("used is a list of ids")
     if not isinstance(totals, dict) or any(type(count) is not int or count < 0 for count in totals.values()):
-        raise ValueError("totals are whole numbers from 0 up")
+        raise ValueError("totals are integers of at least 0")
     return used, totals
 
 
 def unpack_group(fields: Any) -> SampleGroup:
     """Return the group that :func:`pack_group` described.
 
-    Nothing larger than a small multiple of its text is allocated.
+    A damaged file cannot make it allocate more than a small multiple of the file's size.
 
     Raises:
-        ValueError: It is not what :func:`pack_group` makes; the message names the sample and the field.
+        ValueError: ``fields`` is not the result of :func:`pack_group`; the message names the sample and the field.
     """
     if not isinstance(fields, dict) or fields.keys() != {"id", "data", "samples"}:
         raise ValueError("a group has the fields id, data and samples")
     if not isinstance(fields["id"], str) or not fields["id"]:
         raise ValueError(f"the id of a group is {shown(fields['id'])}")
     if not isinstance(fields["data"], dict) or not isinstance(fields["samples"], list):
-        raise ValueError("data is a mapping, and samples are a list")
+        raise ValueError("data is a mapping, and samples is a list")
     samples = []
     for number, packed in enumerate(fields["samples"]):
         try:
@@ -197,13 +205,13 @@ def _unpack_sample(packed: Any) -> Sample:
 
 
 def _check_sample(fields: dict[str, Any]) -> None:
-    """Raise ``ValueError`` where a sample's fields do not have their types, or do not fit each other."""
+    """Raise ``ValueError`` where a field of a sample has another type, or lists have different lengths."""
     for name in (*_INTS, "logprobs"):
         if not isinstance(fields[name], (list, tuple)):
             raise ValueError(f"{name} are {shown(fields[name])}, not a list")
     for name in _INTS:
         if set(map(type, fields[name])) - {int}:
-            raise ValueError(f"{name} are whole numbers")
+            raise ValueError(f"{name} are integers")
     kinds = set(map(type, fields["logprobs"]))
     if not all(issubclass(kind, (int, float)) and kind is not bool for kind in kinds):  # numpy's float64 is a float
         raise ValueError("logprobs are numbers")
@@ -231,7 +239,7 @@ def _pack(numbers: list[Any], kind: str, may_repeat: bool = False) -> Any:
         return {"same": numbers[0], "count": len(numbers)}
     try:
         packed = array(_CODES[kind], numbers)
-    except OverflowError:  # numbers of more than 32 bits: as they are
+    except OverflowError:  # more than 32 bits: leave the numbers unpacked
         return numbers
     if sys.byteorder == "big":
         packed.byteswap()
@@ -239,7 +247,7 @@ def _pack(numbers: list[Any], kind: str, may_repeat: bool = False) -> Any:
 
 
 def _unpack(packed: Any, kind: str, repeats: int | None) -> list[Any]:
-    """Return a list of numbers; ``repeats`` is the only length of a repeated number, so that none is too large."""
+    """Return a list of numbers. A repeated number must be repeated ``repeats`` times, which bounds the list."""
     if isinstance(packed, list):
         return packed
     if packed.keys() == {"same", "count"}:

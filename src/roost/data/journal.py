@@ -1,9 +1,9 @@
 """An append-only file of records with checksums, which survives the death of the process that writes it.
 
-The file begins with :data:`MAGIC`. A record is a header of three numbers (length, checksum of the content, checksum
-of the first two) and its content. Everything that belongs together is written with one ``append``, so a process that
-is killed leaves at most one torn piece, at the end. The data are handed to the operating system and not synced to the
-disk: a process may die at any time and nothing is lost, but not the machine.
+The file begins with :data:`MAGIC`. A record is a header of three numbers (length, CRC-32 of the content, CRC-32 of the
+first two numbers) and its content. Records that belong together are written with one ``append``, so a process that is
+killed leaves at most one torn record, at the end. Data is written to the page cache and not synced to the disk: it
+survives the death of the process, but not a crash of the node.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ __all__ = ["Journal", "Span", "read_journal"]
 
 MAGIC = b"roost.journal 1\n"
 CHUNK = 4 << 20
+"""Bytes that a rewrite writes at once."""
 
 Span = tuple[int, int]
-"""Where the content of a record is in the file: offset and length."""
+"""Offset and length of a record's content in the file, in bytes."""
 
 _HEAD = struct.Struct(">III")
 _LENGTHS = struct.Struct(">II")
 
 
 class Journal:
-    """A journal that is written; the first :meth:`rewrite` makes its file, or replaces one that is there.
+    """A journal that is open for writing. The first :meth:`rewrite` creates its file, or replaces an existing one.
 
     Attributes:
-        path: Its file.
-        size: Bytes in it.
+        path: Path of the file.
+        size: Size of the file in bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,10 +44,10 @@ class Journal:
         self._file = -1
 
     def append(self, contents: Sequence[bytes]) -> list[Span]:
-        """Write records at the end, all or none of them; return where each is.
+        """Append records, all of them or none; return where each is.
 
         Raises:
-            OSError: They cannot be written, such as on a full disk.
+            OSError: The records cannot be written, for example because the disk is full.
         """
         framed, spans = _framed(contents, self.size)
         try:
@@ -62,10 +63,10 @@ class Journal:
         return os.pread(self._file, span[1], span[0])
 
     def rewrite(self, contents: Iterable[bytes]) -> list[Span]:
-        """Replace all records by others, which may be read from this journal meanwhile; return where each is.
+        """Replace all records; return where each new one is. ``contents`` may read the old records of this journal.
 
         Raises:
-            OSError: The new file cannot be written; the one before is as it was.
+            OSError: The new file cannot be written; the old one is unchanged.
         """
         temporary = f"{self.path}.new"
         with contextlib.suppress(FileNotFoundError):
@@ -91,7 +92,7 @@ class Journal:
         return spans
 
     def invalidate(self) -> None:
-        """Take the file away, so that nobody reads what is out of date; its records can still be read here."""
+        """Remove the file, because it is out of date. :meth:`read` still works."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
@@ -104,21 +105,21 @@ class Journal:
 
 
 def read_journal(path: str) -> Iterator[bytes | None]:
-    """Yield the contents of all whole records; then ``None`` where a torn one follows them.
+    """Yield the contents of all complete records, then ``None`` where the last record is torn.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ClusterError: It is not a regular file of this user (R141).
-        RolloutError: It is no journal, or damaged other than at its end (B112).
+        ClusterError: The file is not a regular file of this user (R141).
+        RolloutError: The file is not a journal, or is damaged before its end (B112).
     """
     with open(open_private(path, os.O_RDONLY), "rb") as file:
         start = file.read(len(MAGIC))
         if start != MAGIC:
-            raise damaged(path, "it does not begin as one")
+            raise damaged(path, "its first bytes are not those of a journal")
         number = 0
         while head := file.read(_HEAD.size):
             number += 1
-            what = f"record {number} at byte {file.tell() - len(head):,} does not fit its checksum"
+            what = f"record {number} at byte {file.tell() - len(head):,} does not match its checksum"
             if len(head) < _HEAD.size:
                 yield None
                 return
@@ -135,9 +136,9 @@ def read_journal(path: str) -> Iterator[bytes | None]:
 
 
 def damaged(path: str, reason: str) -> RolloutError:
-    """The error of a journal that cannot be used."""
-    fix = Fix("go on without what it holds: remove it", f"rm {path}")
-    return RolloutError([Finding("B112", f"{path} is no whole journal of a buffer: {reason}", fixes=(fix,))])
+    """Return the error of a journal that cannot be used."""
+    fix = Fix("remove the journal, to continue without its groups", f"rm {path}")
+    return RolloutError([Finding("B112", f"{path} is not an intact journal of a buffer: {reason}", fixes=(fix,))])
 
 
 def _framed(contents: Sequence[bytes], offset: int) -> tuple[bytearray, list[Span]]:
@@ -158,7 +159,7 @@ def _write(file: int, data: bytes | bytearray) -> None:
 
 
 def _batches(contents: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Contents in lists of a few megabytes each."""
+    """Yield the contents in lists of about :data:`CHUNK` bytes."""
     batch: list[bytes] = []
     size = 0
     for content in contents:

@@ -1,12 +1,11 @@
-"""A buffer that a later process can continue after the one that has it was killed.
+"""A buffer with a write-ahead journal, from which another process can continue after a crash.
 
-Each change of the buffer is a record of a :class:`~roost.data.journal.Journal`, written before the caller gets its
-answer: what was answered is in the journal. The groups themselves are records too, followed by the record of the change
-that brought them; a change is done where its record is there. A journal that has grown to several times of what the
-buffer holds is written anew.
+Each change of the buffer is a record of a :class:`~roost.data.journal.Journal`, written before the call returns. New
+groups are records too, followed by the record of the change that added them; a change without its own record did not
+happen. A journal that has grown to :data:`GROWTH` times the content of the buffer is rewritten.
 
-Groups are pickled, so that they come back as they were whatever is in them. Unpickling can run code: the file is
-readable and writable by this user alone, and is not opened where it belongs to another user or is a link.
+Groups are pickled, so that they come back with their exact types. Unpickling can run code: only this user can read and
+write the file, and a file of another user or a link is not opened.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from roost.errors import counted
 __all__ = ["JournaledBuffer"]
 
 SMALL_BYTES = 64 << 20
-"""A journal up to this size is not written anew."""
+"""A journal up to this size is not rewritten."""
 GROWTH = 3
-"""A larger one is, when it has grown by this factor since."""
+"""A larger journal is rewritten when it has grown by this factor since the last rewrite."""
 RETRY_S = 10.0
-"""Seconds between two attempts to begin a new journal, after one could not be written."""
+"""Seconds between two attempts to rewrite a journal that could not be written."""
 
 logger = logging.getLogger("roost")
 
@@ -42,11 +41,11 @@ class JournaledBuffer(DataBuffer):
 
     Args:
         capacity: See :class:`DataBuffer`.
-        path: The file of the journal.
-        continues: Whether to begin with what the file holds, where it is there; else it is replaced.
+        path: Path of the journal.
+        continues: Restore the buffer from the journal where there is one. Otherwise the journal is replaced.
 
     Attributes:
-        notes: What was found at the start, for the user: that a torn record was dropped, or no file found.
+        notes: Messages for the user about the restore: a torn record was dropped, or there was no journal.
 
     Raises:
         RolloutError: The journal is damaged (B112).
@@ -73,7 +72,7 @@ class JournaledBuffer(DataBuffer):
 
 
 class _JournaledShelves(Shelves):
-    """Shelves that record each change; see the module."""
+    """Shelves that write each change to a journal."""
 
     def __init__(self, capacity: int, partial_capacity: int, remembered_ids: int) -> None:
         super().__init__(capacity, partial_capacity, remembered_ids)
@@ -83,12 +82,12 @@ class _JournaledShelves(Shelves):
         self._kept_bytes = 0
 
     def begin(self, journal: Journal) -> None:
-        """Write a journal of what is here, and record changes from now on."""
+        """Write the current content to the journal, and record changes from now on."""
         self._journal = journal
         self._attempt(self._rewrite, journal)
 
     def end(self) -> None:
-        """Remove the journal."""
+        """Remove the journal; later changes are not recorded."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -109,23 +108,23 @@ class _JournaledShelves(Shelves):
             self._record(new, "add_partial", _ids(new))
         return count
 
-    def take(self, count: int, who: str, ticket: str = "") -> list[SampleGroup] | None:
-        groups = super().take(count, who, ticket)
+    def take(self, count: int, caller: str, ticket: str = "") -> list[SampleGroup] | None:
+        groups = super().take(count, caller, ticket)
         if groups:
-            self._record((), "take", [group.id for group in groups], who, ticket)
+            self._record((), "take", [group.id for group in groups], caller, ticket)
         return groups
 
-    def take_partial(self, max_count: int, who: str, ticket: str = "") -> list[SampleGroup]:
-        groups = super().take_partial(max_count, who, ticket)
+    def take_partial(self, max_count: int, caller: str, ticket: str = "") -> list[SampleGroup]:
+        groups = super().take_partial(max_count, caller, ticket)
         if groups:
-            self._record((), "take_partial", [group.id for group in groups], who, ticket)
+            self._record((), "take_partial", [group.id for group in groups], caller, ticket)
         return groups
 
     def set_aside(self, min_version: int, checked: int) -> int:
         before = len(self.stale)
         try:
             return super().set_aside(min_version, checked)
-        finally:  # some may have been moved before it found that there is no room for more
+        finally:  # groups may have been moved before the shelf was full
             if len(self.stale) > before:
                 self._record((), "set_aside", list(self.stale)[before:])
 
@@ -162,7 +161,7 @@ class _JournaledShelves(Shelves):
     # Writing -------------------------------------------------------------------------------
 
     def _record(self, new: Sequence[Entry], change: str, *arguments: Any) -> None:
-        """Write a change, behind the groups that it brings."""
+        """Append the groups that a change adds, and then the change."""
         journal = self._journal
         if journal is not None:
             if self._is_broken:
@@ -182,7 +181,7 @@ class _JournaledShelves(Shelves):
             self._rewrite(journal)
 
     def _rewrite(self, journal: Journal) -> None:
-        """Write the journal anew, with what is here now."""
+        """Replace the journal by the current content of the buffer."""
         entries = [entry for shelf in self._all().values() for entry in shelf.values()]
         contents = (journal.read(e.span) if e.span is not None else _packed("group", e.group) for e in entries)
         spans = journal.rewrite(_followed(contents, _packed("state", self._state())))
@@ -191,32 +190,32 @@ class _JournaledShelves(Shelves):
         self._kept_bytes = journal.size
         if self._is_broken:
             self._is_broken = False
-            logger.warning("the journal of the buffer, %s, is complete again", journal.path)
+            logger.warning("the journal of the buffer, %s, can be written again and is complete", journal.path)
 
     def _attempt(self, write: Callable[..., None], journal: Journal, *arguments: Any) -> None:
-        """Write; where that fails the job goes on without a journal until one can be written."""
+        """Write to the journal. Where this fails, the buffer works without a journal until one can be written."""
         try:
             write(journal, *arguments)
         except OSError as error:
             if not self._is_broken:
-                text = "the journal of the buffer, %s, cannot be written: %s; if the hub dies now, its groups are lost"
+                text = "the journal of the buffer, %s, cannot be written: %s; the groups are lost if the hub dies now"
                 logger.warning(text, journal.path, error)
                 journal.invalidate()
             self._is_broken, self._retry_s = True, time.monotonic() + RETRY_S
 
     def _state(self) -> dict[str, Any]:
         shelves = {
-            name: [(e.group.id, e.oldest, e.number, e.taker, e.ticket) for e in shelf.values()]
+            name: [(e.group.id, e.oldest_version, e.sequence, e.taker, e.ticket) for e in shelf.values()]
             for name, shelf in self._all().items()
         }
         return {
-            "shelves": shelves, "used": list(self.used), "totals": dict(self.totals), "next": self._next_number,
+            "shelves": shelves, "used": list(self.used), "totals": dict(self.totals), "next": self._next_sequence,
         }  # fmt: skip
 
     # Reading -------------------------------------------------------------------------------
 
     def replay(self, change: str, groups: dict[str, SampleGroup], *arguments: Any) -> None:
-        """Do a recorded change again; ``groups`` are those that came since the change before."""
+        """Apply a recorded change. ``groups`` are the groups recorded since the previous change, by id."""
         if change == "state":
             self._set(arguments[0], groups)
         elif change == "add":
@@ -224,10 +223,10 @@ class _JournaledShelves(Shelves):
         elif change == "add_partial":
             self.add_partial([Entry(groups[key]) for key in arguments[0]])
         elif change in ("take", "take_partial"):
-            keys, who, ticket = arguments
-            taken = getattr(self, change)(len(keys), who, ticket) or []
+            keys, caller, ticket = arguments
+            taken = getattr(self, change)(len(keys), caller, ticket) or []
             if [group.id for group in taken] != keys:
-                raise ValueError(f"a {change} of {counted(len(keys), 'group')} that were not in front")
+                raise ValueError(f"a {change} of {counted(len(keys), 'group')} that were not at the front")
         elif change == "set_aside":
             for key in arguments[0]:
                 self.stale[key] = self.waiting.pop(key)
@@ -240,16 +239,16 @@ class _JournaledShelves(Shelves):
     def _set(self, state: dict[str, Any], groups: dict[str, SampleGroup]) -> None:
         for name, shelf in self._all().items():
             shelf.clear()
-            for key, oldest, number, taker, ticket in state["shelves"][name]:
-                shelf[key] = Entry(groups[key], oldest, number, taker, time.monotonic(), ticket)
+            for key, oldest_version, sequence, taker, ticket in state["shelves"][name]:
+                shelf[key] = Entry(groups[key], oldest_version, sequence, taker, time.monotonic(), ticket)
         self.used.clear()
         self.used.update(dict.fromkeys(state["used"]))
         self.totals.update(state["totals"])
-        self._next_number = state["next"]
+        self._next_sequence = state["next"]
 
 
 def _replay(shelves: _JournaledShelves, path: str) -> list[str]:
-    """Do all changes of a journal again; return what the user should know."""
+    """Apply all changes of a journal; return messages for the user."""
     groups: dict[str, SampleGroup] = {}
     is_torn = False
     try:
@@ -259,32 +258,33 @@ def _replay(shelves: _JournaledShelves, path: str) -> list[str]:
             else:
                 groups = _replay_one(shelves, groups, content, path, number)
     except FileNotFoundError:
-        return [f"there is no journal {path}: the buffer is empty"]
+        return [f"there is no journal {path}: the buffer starts empty"]
     if is_torn or groups:
-        return [f"the last change in {path} was not written completely; it was never confirmed, and is dropped"]
+        return [f"the last change in {path} is incomplete and was dropped; its call had not returned"]
     return []
 
 
 def _replay_one(
     shelves: _JournaledShelves, groups: dict[str, SampleGroup], content: bytes, path: str, number: int
 ) -> dict[str, SampleGroup]:
-    """Do a record again; return the groups that wait for the record of their change."""
+    """Apply a record; return the groups whose change has not been read yet."""
     try:
         change, *arguments = pickle.loads(content)  # noqa: S301
         if change == "group":
             groups[arguments[0].id] = arguments[0]
             return groups
         shelves.replay(change, groups, *arguments)
-    except Exception as error:  # whatever unpickling raises
+    except Exception as error:  # unpickling can raise any exception
         raise damaged(path, f"record {number} cannot be used: {error!r}") from error
     return {}
 
 
-def _packed(*what: Any) -> bytes:
+def _packed(*record: Any) -> bytes:
     try:
-        return pickle.dumps(what, 5)
-    except Exception:  # classes of the driver's main module are pickled by value
-        return bytes(cloudpickle.dumps(what, 5))
+        return pickle.dumps(record, 5)
+    except Exception:  # pickle cannot find classes of the driver's __main__ module; cloudpickle stores them by value
+        dumps: Callable[..., bytes] = cloudpickle.dumps
+        return dumps(record, 5)
 
 
 def _ids(entries: Iterable[Entry]) -> list[str]:

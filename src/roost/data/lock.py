@@ -1,12 +1,12 @@
-"""The lock around weights: many may generate, or one may update. Leases end by themselves when a holder dies.
+"""The lock around weights: a shared lease for each generation, an exclusive one for a weight update.
 
-``LeaseLock`` is the lock: a plain class for many threads of one process. ``HeldLock`` is how a holder uses it,
-from the same process or through an actor: it renews the lease while a block runs.
+Leases expire, so the death of a holder frees the lock. ``LeaseLock`` is the lock: a thread-safe class of one process.
+``HeldLock`` is the client, in the same process or through an actor: it renews a lease while a block runs.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -15,21 +15,23 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from roost.data.wait_queue import some
+from roost.data.wait_queue import abbreviated
 from roost.errors import CallTimeoutError, Finding, RolloutError, RoostError, shown
 
-__all__ = ["HeldLock", "LeaseLock"]
+__all__ = ["HeldLock", "LeaseLock", "LockMode"]
 
-Kind = Literal["shared", "exclusive"]
+logger = logging.getLogger("roost")
+
+LockMode = Literal["shared", "exclusive"]
 
 REMEMBERED = 1_000
-"""Of so many leases that ended, the lock can say how."""
+"""Number of ended leases for which the lock remembers how they ended."""
 
 
 @dataclass(slots=True)
 class _Lease:
     token: int
-    kind: str
+    mode: LockMode
     holder: str
     since_s: float
     until_s: float
@@ -37,7 +39,7 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Waiter:
-    kind: str
+    mode: LockMode
     holder: str
     since_s: float
     deadline_s: float
@@ -46,16 +48,16 @@ class _Waiter:
 
 
 class LeaseLock:
-    """Shared or exclusive leases, in the order in which they were asked for.
+    """A lock with shared and exclusive leases, granted first come, first served.
 
-    Nobody overtakes: shared leases that are asked for after an exclusive one wait behind it, so neither side
-    starves. Do not ask for a second lease while you hold one: you may wait for yourself.
+    A shared lease that is requested after an exclusive one waits behind it, so neither mode starves the other. A holder
+    must not request a second lease: it could wait for itself.
 
     Args:
-        ttl_s: A lease that was not renewed for so long ends, and the next one gets the lock.
-        clock: Tells the time; for tests.
-        after_token: The lock replaces one that was lost, whose tokens were at most this. Its leases have ended, but
-            their holders may count on them for another ``ttl_s``: nobody else gets a lease before.
+        ttl_s: Seconds after which a lease that is not renewed expires.
+        clock: Returns the time in seconds; tests replace it.
+        after_token: Largest possible token of a lost lock that this one replaces. Holders of leases of the lost lock
+            may rely on them for up to ``ttl_s``, so the first lease is granted after that time.
     """
 
     def __init__(
@@ -70,31 +72,31 @@ class LeaseLock:
         self._leases: dict[int, _Lease] = {}
         if after_token:
             now_s = clock()
-            holder = "holders under the lock before this one"
+            holder = "holders of the lock before this one"
             self._leases[after_token] = _Lease(after_token, "exclusive", holder, now_s, now_s + ttl_s)
         self._waiters: list[_Waiter] = []
         self._ended: OrderedDict[int, tuple[_Lease, str, float]] = OrderedDict()
 
-    def acquire(self, kind: Kind, holder: str, timeout_s: float) -> int:
-        """Waits for a lease.
+    def acquire(self, mode: LockMode, holder: str, timeout_s: float) -> int:
+        """Block until a lease is granted.
 
         Args:
-            kind: ``shared`` (generation: many at once) or ``exclusive`` (a weight update: alone).
-            holder: A name for messages.
-            timeout_s: How long to wait.
+            mode: ``shared`` (generation: many holders at once) or ``exclusive`` (a weight update: one holder).
+            holder: Name of the holder, for messages.
+            timeout_s: Seconds to wait.
 
         Returns:
-            Its token. Tokens only grow: who is asked to do something under a lease can refuse a token that is
-            smaller than one that it has seen.
+            The token of the lease. Each lease has a larger token than the one before it, so that a callee can use the
+            token for fencing: it refuses a token smaller than one that it has seen.
 
         Raises:
-            CallTimeoutError: Not in time (L101): who holds it, since when, and who waits.
+            CallTimeoutError: The lease was not granted in time (L101). The error names holders and waiters.
         """
-        if kind not in ("shared", "exclusive"):
-            raise RolloutError([Finding("L105", f"a lease is 'shared' or 'exclusive', not {shown(kind)}")])
+        if mode not in ("shared", "exclusive"):
+            raise RolloutError([Finding("L105", f"a lease is 'shared' or 'exclusive', not {shown(mode)}")])
         with self._lock:
             now_s = self._clock()
-            waiter = _Waiter(kind, holder, now_s, now_s + timeout_s)
+            waiter = _Waiter(mode, holder, now_s, now_s + timeout_s)
             self._waiters.append(waiter)
         try:
             while True:
@@ -103,7 +105,7 @@ class LeaseLock:
                     if waiter.lease is not None:
                         return waiter.lease.token
                     if now_s >= waiter.deadline_s:
-                        raise self._late(waiter, now_s)
+                        raise self._timed_out(waiter, now_s)
                     waiter.woken.clear()
                     wake_s = min([waiter.deadline_s, *(lease.until_s for lease in self._leases.values())])
                 waiter.woken.wait(max(0.0, wake_s - now_s))
@@ -113,13 +115,13 @@ class LeaseLock:
             raise
 
     def renew(self, token: int) -> float:
-        """Extends a lease by ``ttl_s`` from now.
+        """Extend a lease by ``ttl_s`` from now.
 
         Returns:
-            ``ttl_s``: how long it holds without another renewal.
+            Seconds until the lease expires: ``ttl_s``.
 
         Raises:
-            RolloutError: It ended before (L102), or is none that was given (L103).
+            RolloutError: The lease has ended (L102), or no lease has this token (L103).
         """
         with self._lock:
             now_s = self._settle()
@@ -127,10 +129,10 @@ class LeaseLock:
             return self.ttl_s
 
     def release(self, token: int) -> None:
-        """Ends a lease.
+        """End a lease.
 
         Raises:
-            RolloutError: It ended before (L102), or is none that was given (L103).
+            RolloutError: The lease has ended before (L102), or no lease has this token (L103).
         """
         with self._lock:
             now_s = self._settle()
@@ -138,30 +140,30 @@ class LeaseLock:
             self._settle(now_s)
 
     def state(self) -> dict[str, Any]:
-        """Who holds it since when, and who waits, as plain values."""
+        """Return holders and waiters with their times in seconds, as JSON values."""
         with self._lock:
             now_s = self._settle()
             holders = [
                 {
-                    "token": one.token, "kind": one.kind, "holder": one.holder,
+                    "token": one.token, "mode": one.mode, "holder": one.holder,
                     "held_s": now_s - one.since_s, "ends_in_s": one.until_s - now_s,
                 }
                 for one in self._leases.values()
             ]  # fmt: skip
-            waiters = [{"kind": w.kind, "holder": w.holder, "waited_s": now_s - w.since_s} for w in self._waiters]
+            waiters = [{"mode": w.mode, "holder": w.holder, "waited_s": now_s - w.since_s} for w in self._waiters]
             return {"ttl_s": self.ttl_s, "last_token": self._last_token, "holders": holders, "waiters": waiters}
 
-    # With the lock held --------------------------------------------------------------------
+    # Called with self._lock held -------------------------------------------------------------
 
     def _settle(self, now_s: float | None = None) -> float:
-        """Ends leases that ran out, and gives leases to those in front of the line."""
+        """End expired leases, grant leases to the first waiters, and return the time."""
         now_s = self._clock() if now_s is None else now_s
         for lease in [lease for lease in self._leases.values() if lease.until_s <= now_s]:
             self._end(lease, f"was not renewed for {self.ttl_s:g} s", lease.until_s)
-        while self._waiters and self._is_free_for(self._waiters[0].kind):
+        while self._waiters and self._is_free_for(self._waiters[0].mode):
             waiter = self._waiters.pop(0)
             self._last_token += 1
-            waiter.lease = _Lease(self._last_token, waiter.kind, waiter.holder, now_s, now_s + self.ttl_s)
+            waiter.lease = _Lease(self._last_token, waiter.mode, waiter.holder, now_s, now_s + self.ttl_s)
             self._leases[self._last_token] = waiter.lease
             waiter.woken.set()
         for waiter in self._waiters:
@@ -169,10 +171,10 @@ class LeaseLock:
                 waiter.woken.set()
         return now_s
 
-    def _is_free_for(self, kind: str) -> bool:
-        if kind == "exclusive":
+    def _is_free_for(self, mode: LockMode) -> bool:
+        if mode == "exclusive":
             return not self._leases
-        return all(lease.kind == "shared" for lease in self._leases.values())
+        return all(lease.mode == "shared" for lease in self._leases.values())
 
     def _end(self, lease: _Lease, how: str, when_s: float) -> None:
         del self._leases[lease.token]
@@ -181,7 +183,7 @@ class LeaseLock:
             self._ended.popitem(last=False)
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """Somebody waits no longer; a lease that came at the same moment goes back."""
+        """Remove a waiter; a lease that was granted to it in the meantime is released."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         elif waiter.lease is not None and waiter.lease.token in self._leases:
@@ -194,50 +196,53 @@ class LeaseLock:
             return lease
         if token not in self._ended:
             is_old = isinstance(token, int) and 0 < token <= self._last_token
-            message = f"lease {shown(token)} " + ("ended long ago" if is_old else "was never given")
+            message = f"lease {shown(token)} " + ("ended long ago" if is_old else "was never granted")
             raise RolloutError([Finding("L102" if is_old else "L103", message, context=self._described(now_s))])
         lease, how, when_s = self._ended[token]
-        what = how if how != "released" else "it was released before"
-        message = f"the {lease.kind} lease {token} of {lease.holder} ended {now_s - when_s:.1f} s ago: {what}"
+        reason = how if how != "released" else "it was released before"
+        message = f"the {lease.mode} lease {token} of {lease.holder} ended {now_s - when_s:.1f} s ago: {reason}"
         raise RolloutError([Finding("L102", message, context=self._described(now_s))])
 
     def _described(self, now_s: float) -> tuple[str, ...]:
-        held = [f"{one.holder} ({one.kind}, {now_s - one.since_s:.1f} s)" for one in self._leases.values()]
-        waits = [f"{one.holder} ({one.kind}, {now_s - one.since_s:.1f} s)" for one in self._waiters]
-        return (f"held by {some(held) or 'nobody'}", f"in line: {some(waits) or 'nobody'}")
+        held = [f"{one.holder} ({one.mode}, {now_s - one.since_s:.1f} s)" for one in self._leases.values()]
+        waits = [f"{one.holder} ({one.mode}, {now_s - one.since_s:.1f} s)" for one in self._waiters]
+        return (f"held by {abbreviated(held) or 'nobody'}", f"waiting: {abbreviated(waits) or 'nobody'}")
 
-    def _late(self, waiter: _Waiter, now_s: float) -> CallTimeoutError:
-        message = f"{waiter.holder} waited {now_s - waiter.since_s:.1f} s for the {waiter.kind} lock"
-        rule = f"a holder that does not renew loses it after {self.ttl_s:g} s"
+    def _timed_out(self, waiter: _Waiter, now_s: float) -> CallTimeoutError:
+        message = f"{waiter.holder} waited {now_s - waiter.since_s:.1f} s for the {waiter.mode} lock"
+        rule = f"a lease that is not renewed expires after {self.ttl_s:g} s"
         return CallTimeoutError([Finding("L101", message, context=self._described(now_s), rule=rule)])
 
 
 class HeldLock:
-    """Holds a lease while a block runs, and renews it from a thread::
+    """A context manager that holds a lease and renews it from a thread::
 
         with HeldLock(lock.acquire, lock.renew, lock.release, "exclusive", "trainer", timeout_s=60) as held:
             send_weights(fence=held.token)
 
-    Leaving the block raises when the lease was lost meanwhile: somebody else may have had the lock. An exception
-    of the block itself goes first; :attr:`lost` tells then.
+    Leaving the block raises L104 if the lease was lost, because another holder may have had the lock. If the block
+    itself raises, its exception propagates and only :attr:`lost` has the loss. One object serves one block.
 
     Args:
-        acquire: Called with kind, holder and timeout; gives the token.
-        renew: Called with the token, from a thread, three times per ``ttl_s``.
-        release: Called with the token.
-        kind: ``shared`` or ``exclusive``.
-        holder: A name for messages.
-        timeout_s: How long to wait for it.
-        ttl_s: That of the lock.
-        clock: Tells the time; for tests.
+        acquire: :meth:`LeaseLock.acquire` of the lock: called with mode, holder and timeout, returns the token.
+        renew: :meth:`LeaseLock.renew` of the lock: called with the token, from a thread, three times per ``ttl_s``.
+        release: :meth:`LeaseLock.release` of the lock: called with the token.
+        mode: ``shared`` or ``exclusive``.
+        holder: Name of the holder, for messages.
+        timeout_s: Seconds to wait for the lease.
+        ttl_s: ``ttl_s`` of the lock.
+        clock: Returns the time in seconds; tests replace it.
+
+    Attributes:
+        lost: The error if the lease was lost, else ``None``.
     """
 
     def __init__(
         self,
-        acquire: Callable[[Kind, str, float], int],
+        acquire: Callable[[LockMode, str, float], int],
         renew: Callable[[int], object],
         release: Callable[[int], object],
-        kind: Kind,
+        mode: LockMode,
         holder: str,
         *,
         timeout_s: float,
@@ -245,7 +250,7 @@ class HeldLock:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._acquire, self._renew, self._release = acquire, renew, release
-        self.kind: Kind = kind
+        self.mode: LockMode = mode
         self.holder = holder
         self.timeout_s = timeout_s
         self.ttl_s = ttl_s
@@ -258,26 +263,27 @@ class HeldLock:
 
     @property
     def token(self) -> int:
-        """The token of the lease; 0 before there is one."""
+        """Token of the lease; 0 before the block is entered."""
         return self._token
 
     @property
     def is_held(self) -> bool:
-        """Whether the lease holds for certain: it was renewed less than ``ttl_s`` ago."""
+        """Whether the lease is certainly held: it was renewed less than ``ttl_s`` ago."""
         if self._thread is None or self._stopped.is_set() or self.lost is not None:
             return False
         return self._clock() - self._renewed_s < self.ttl_s
 
     def __enter__(self) -> HeldLock:
         if self._thread is not None:
-            raise RolloutError([Finding("L105", "a HeldLock is for one block; make another one")])
-        asked_s = self._clock()
-        self._token = self._acquire(self.kind, self.holder, self.timeout_s)
-        if self._clock() - asked_s > self.ttl_s / 3:  # given at some time since: only a renewal tells until when
-            asked_s = self._clock()
+            raise RolloutError([Finding("L105", "a HeldLock serves one block; create another one")])
+        requested_s = self._clock()
+        self._token = self._acquire(self.mode, self.holder, self.timeout_s)
+        if self._clock() - requested_s > self.ttl_s / 3:
+            # The lease was granted after the request was sent, so its expiry is unknown until the first renewal.
+            requested_s = self._clock()
             self._renew(self._token)
-        self._renewed_s = asked_s
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{self._token}", daemon=True)
+        self._renewed_s = requested_s
+        self._thread = threading.Thread(target=self._renew_until_stopped, name=f"lease-{self._token}", daemon=True)
         self._thread.start()
         return self
 
@@ -287,43 +293,46 @@ class HeldLock:
         is_certain = self.is_held
         self._stopped.set()
         if self._thread is not None and not is_certain:
-            self._thread.join(self.ttl_s)  # until it is known whether the lease was lost
+            self._thread.join(self.ttl_s)  # the renewal in flight shows whether the lease was lost
         if self.lost is None:
             try:
                 self._release(self._token)
             except Exception as problem:
                 self._lose(problem)
             else:
-                return  # it was held until now; a renewal that comes too late says nothing
-        else:  # it may still hold: who lost it need not be who was asked
-            with contextlib.suppress(Exception):
+                return  # the lease was held until now, whatever a late renewal reports
+        else:  # the renewals failed, but the lock may still count the lease as held
+            try:
                 self._release(self._token)
+            except Exception as problem:
+                logger.debug("lease %s of %s, which was lost, was not released: %s", self._token, self.holder, problem)
         if self.lost is not None and error is None:
             raise self.lost
 
-    def _keep(self) -> None:
-        """Renews until the block ends. What fails on the way is tried again as long as the lease may hold."""
+    def _renew_until_stopped(self) -> None:
+        """Renew the lease until the block ends. A renewal that fails is retried for as long as the lease may be held."""
         while not self._stopped.wait(self.ttl_s / 3):
-            asked_s = self._clock()
+            requested_s = self._clock()
             try:
                 self._renew(self._token)
-                self._renewed_s = asked_s
+                self._renewed_s = requested_s
             except Exception as problem:
-                if not _is_over(problem) and self._clock() - self._renewed_s < self.ttl_s:
+                if not _has_ended(problem) and self._clock() - self._renewed_s < self.ttl_s:
+                    logger.debug("a renewal of lease %s of %s failed: %s", self._token, self.holder, problem)
                     continue
                 self._lose(problem)
                 return
 
     def _lose(self, problem: Exception) -> None:
         first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        message = f"{self.holder} lost the {self.kind} lease {self._token} while it was in use"
-        rule = "what was done since may have met others: do it again under a new lease"
+        message = f"{self.holder} lost the {self.mode} lease {self._token} while it was in use"
+        rule = "another holder may have had the lock since: repeat the work under a new lease"
         self.lost = RolloutError([Finding("L104", message, context=(first,), rule=rule)])
         self.lost.__cause__ = problem
 
 
-def _is_over(problem: BaseException | None) -> bool:
-    """Whether the lock itself said that a lease ended; through an actor it is the cause of another error."""
+def _has_ended(problem: BaseException | None) -> bool:
+    """Return whether the lock reported that a lease ended. Through an actor, its error is the cause of another one."""
     while problem is not None:
         if isinstance(problem, RoostError) and {"L102", "L103"} & set(problem.codes):
             return True

@@ -1,4 +1,4 @@
-"""What a generator makes and a trainer uses: samples, kept together per prompt."""
+"""Samples: the answers that engines generate and trainers learn from, grouped by prompt."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FINISHED = frozenset(("stop", "length"))
 
 @dataclass(slots=True)
 class Sample:
-    """One answer to a prompt, token by token.
+    """One answer to a prompt.
 
     Attributes:
         prompt_ids: Tokens of the prompt.
-        output_ids: Tokens of the answer, so far.
-        logprobs: Log probability of each of them, as the engine saw it.
-        versions: Weight version that made each of them.
-        index: Index in its group.
-        finish_reason: ``stop`` or ``length`` when it is complete, ``abort`` when a weight update cut it
-            off, empty when nothing ended it yet.
-        reward: Its reward, once there is one.
-        extra: Whatever else belongs to it; what is saved must be JSON.
+        output_ids: Tokens of the answer that were generated so far.
+        logprobs: Log probability of each output token, as computed by the engine.
+        versions: Version of the weights that generated each output token.
+        index: Index of the sample in its group.
+        finish_reason: ``stop`` or ``length`` when the answer is complete, ``abort`` when a weight update interrupted
+            it, empty while it is unfinished.
+        reward: The reward; ``None`` until one is assigned.
+        extra: Further data of the user. It must be JSON-serializable where the sample is saved.
     """
 
     prompt_ids: list[int]
@@ -39,21 +39,21 @@ class Sample:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer is complete."""
+        """Whether the answer is complete (``stop`` or ``length``)."""
         return self.finish_reason in _FINISHED
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weights that made a token of it; ``None`` where no token is marked."""
+        """The oldest weight version that generated a token; ``None`` where no token has a version."""
         return min(self.versions, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping of plain values."""
+        """Return the fields as a dict of JSON values."""
         return dict(zip(_SAMPLE_FIELDS, _sample_values(self), strict=True))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Sample:
-        """The sample that :meth:`to_json` described."""
+        """Return the sample that :meth:`to_json` described."""
         return cls(**fields)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -75,9 +75,10 @@ class SampleGroup:
     """All samples of one prompt.
 
     Attributes:
-        id: Unique among all groups of a run; a second group of the same id is taken for the same one.
-        data: Whatever belongs to the prompt (its text, the right answer); what is saved must be JSON.
-        samples: Its samples.
+        id: Unique among all groups of a run: buffers treat a second group with the same id as a duplicate.
+        data: Data of the prompt, such as its text and the right answer. It must be JSON-serializable where the group
+            is saved.
+        samples: The samples.
     """
 
     id: str
@@ -91,11 +92,11 @@ class SampleGroup:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weights that made a token of it; ``None`` where no token is marked."""
+        """The oldest weight version that generated a token; ``None`` where no token has a version."""
         return min([min(sample.versions) for sample in self.samples if sample.versions], default=None)
 
     def copy(self) -> SampleGroup:
-        """Return a copy that shares nothing that can change."""
+        """Return a deep copy."""
         if type(self) is not SampleGroup or any(type(sample) is not Sample for sample in self.samples):
             return copy.deepcopy(self)
         samples = [
@@ -108,16 +109,16 @@ class SampleGroup:
         return SampleGroup(self.id, copy.deepcopy(self.data), samples)
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping of plain values."""
+        """Return the fields as a dict of JSON values."""
         return {"id": self.id, "data": self.data, "samples": [sample.to_json() for sample in self.samples]}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> SampleGroup:
-        """The group that :meth:`to_json` described."""
+        """Return the group that :meth:`to_json` described."""
         return cls(fields["id"], fields["data"], [Sample.from_json(sample) for sample in fields["samples"]])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As plain tuples, which pickle several times as fast as one object per sample."""
+        """Pickle as plain tuples, which is several times as fast as one object per sample."""
         if type(self) is not SampleGroup or any(type(sample) is not Sample for sample in self.samples):
             return object.__reduce_ex__(self, protocol)
         return (_group_of, (self.id, self.data, [_sample_values(sample) for sample in self.samples]))

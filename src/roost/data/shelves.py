@@ -1,6 +1,6 @@
-"""The shelves of a buffer: where every group is, without locks and without waiting.
+"""The state of a buffer: a shelf for each state that a group can be in. Nothing here locks or waits.
 
-A group is on exactly one of them. :class:`~roost.data.buffer.DataBuffer` draws the picture.
+Each group is on exactly one shelf; :mod:`roost.data.buffer` shows the transitions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from roost.data.samples import SampleGroup
-from roost.data.wait_queue import some
+from roost.data.wait_queue import abbreviated
 from roost.errors import Finding, Fix, RolloutError, counted
 
 __all__ = ["Entry", "Shelves"]
 
 UNDO_S = 300.0
-"""Seconds in which a drain can be undone. A caller notices within about a minute that its connection has ended."""
+"""Seconds during which a drain can be undone. A client notices a broken connection within about a minute."""
 
 
 @dataclass(slots=True)
@@ -26,27 +26,33 @@ class Entry:
 
     Attributes:
         group: The group.
-        oldest: The oldest weights that made a token of it.
-        number: Its place in the order of all puts.
-        taker: Who took it last.
-        taken_s: When that was.
-        ticket: The caller's name of that call.
-        packed: What a journal is to write of the group.
-        span: Where a journal has it.
+        oldest_version: The oldest weight version that generated a token of the group; ``None`` where no token has a version.
+        sequence: Sequence number of its put; groups given back return to their place in this order.
+        taker: Name of the last caller that took it.
+        taken_at_s: Time of that call (``time.monotonic``).
+        ticket: Ticket of that call; see :meth:`Shelves.undo`.
+        packed: The group serialized for a journal, until the journal has it.
+        span: Where the group is in the journal.
     """
 
     group: SampleGroup
-    oldest: int | None = None
-    number: int = -1
+    oldest_version: int | None = None
+    sequence: int = -1
     taker: str = ""
-    taken_s: float = 0.0
+    taken_at_s: float = 0.0
     ticket: str = ""
     packed: bytes = b""
     span: tuple[int, int] | None = None
 
 
 class Shelves:
-    """Every group of a buffer, the ids that were used, and totals."""
+    """Every group of a buffer, the ids of confirmed groups, and totals.
+
+    Args:
+        capacity: Most finished groups, waiting and in flight together; also most stale groups.
+        partial_capacity: Most partial groups, in the buffer and handed out together.
+        remembered_ids: How many ids of confirmed groups are remembered, the latest ones.
+    """
 
     def __init__(self, capacity: int, partial_capacity: int, remembered_ids: int) -> None:
         self.capacity = capacity
@@ -60,12 +66,19 @@ class Shelves:
         self.used: OrderedDict[str, None] = OrderedDict()
         self._drained: OrderedDict[str, tuple[float, list[Entry]]] = OrderedDict()
         self.totals = dict.fromkeys(("put", "taken", "confirmed", "given_back", "repeated", "stale"), 0)
-        self._next_number = 0
+        self._next_sequence = 0
 
-    # Finished groups: each gives None where there is no room, or not enough ----------------
+    # Finished groups ------------------------------------------------------------------------
 
     def add(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
-        """Puts new ones at the end; how many were new. A finished group takes the place of its partial one."""
+        """Append new groups to those that wait; return how many were new, or ``None`` where there is no room.
+
+        Groups with a known id are ignored. A finished group replaces its partial one.
+
+        Args:
+            entries: The groups.
+            only_known: Do nothing and return ``None`` where at least one group is new.
+        """
         self._forget_drained()
         new = [entry for entry in entries if not self._is_finished_here(entry.group.id)]
         if new and (only_known or len(self.waiting) + len(self.in_flight) + len(new) > self.capacity):
@@ -79,46 +92,49 @@ class Shelves:
         self.totals["repeated"] += len(entries) - len(new)
         return len(new)
 
-    def take(self, count: int, who: str, ticket: str = "") -> list[SampleGroup] | None:
-        """Moves the first ones to those in flight."""
+    def take(self, count: int, caller: str, ticket: str = "") -> list[SampleGroup] | None:
+        """Move the first groups to those in flight and return them; ``None`` where fewer than ``count`` wait."""
         if len(self.waiting) < count:
             return None
         self.totals["taken"] += count
-        return _hand_out(self.waiting, self.in_flight, count, who, ticket)
+        return _hand_out(self.waiting, self.in_flight, count, caller, ticket)
 
     def set_aside(self, min_version: int, checked: int) -> int:
-        """Moves what is too old to the stale shelf.
+        """Move waiting groups that are too old to the stale shelf.
 
         Args:
-            min_version: Older is too old.
-            checked: Groups up to this number are known to be new enough.
+            min_version: Groups with a token of an older weight version are too old.
+            checked: Groups with a sequence number up to this one were checked before, with the same ``min_version``.
 
         Returns:
-            The number up to which they are now.
+            The sequence number up to which groups are checked now.
+
+        Raises:
+            RolloutError: The stale shelf is full (B111).
         """
         old = []
         for key, entry in reversed(self.waiting.items()):
-            if entry.number <= checked:
+            if entry.sequence <= checked:
                 break
-            if entry.oldest is not None and entry.oldest < min_version:
+            if entry.oldest_version is not None and entry.oldest_version < min_version:
                 old.append(key)
         for key in reversed(old):
             if len(self.stale) >= self.capacity:
-                message = f"{counted(len(self.stale), 'stale group')} are set aside, and nobody drains them"
-                fix = Fix("take them, to use or to drop", "buffer.drain_stale()")
+                message = f"{counted(len(self.stale), 'stale group')} are set aside, and there is no room for more"
+                fix = Fix("remove the stale groups, to put them again or to drop them", "buffer.drain_stale()")
                 raise RolloutError([Finding("B111", message, rule="at most as many as the capacity", fixes=(fix,))])
             self.stale[key] = self.waiting.pop(key)
             self.totals["stale"] += 1
-        return self._next_number - 1
+        return self._next_sequence - 1
 
     def drain_stale(self, ticket: str = "") -> list[SampleGroup]:
-        """Empty the stale shelf; for :data:`UNDO_S`, :meth:`undo` with this ticket puts back what was on it."""
+        """Empty the stale shelf and return its groups. :meth:`undo` can put them back within :data:`UNDO_S`."""
         entries = list(self.stale.values())
         self.stale.clear()
         self._forget_drained()
         if ticket and entries:
             for entry in entries:
-                entry.packed, entry.span = b"", None  # a journal that is written anew does not have it
+                entry.packed, entry.span = b"", None  # a rewritten journal no longer holds the group
             self._drained[ticket] = (time.monotonic(), entries)
         return [entry.group for entry in entries]
 
@@ -128,7 +144,7 @@ class Shelves:
             self._drained.popitem(last=False)
 
     def confirm(self, keys: Sequence[str]) -> int:
-        """Forgets groups, wherever they are, and remembers their ids."""
+        """Remove groups from whatever shelf they are on, and remember their ids; return how many were here."""
         found = 0
         for key in keys:
             if self.in_flight.pop(key, None) is not None:
@@ -142,7 +158,11 @@ class Shelves:
         return found
 
     def give_back(self, keys: Sequence[str] | None) -> int:
-        """Puts what is out where it was before; ``None``: everything."""
+        """Return groups that were handed out to their place in the order of puts; ``None``: all of them.
+
+        Raises:
+            RolloutError: A group is not here (B105); nothing was changed.
+        """
         if keys is None:
             keys = [*self.in_flight, *self.partial_out]
         wrong = [key for key in keys if not any(key in shelf for shelf in self._all().values())]
@@ -150,7 +170,7 @@ class Shelves:
             used = [key for key in wrong if key in self.used]
             unknown = [key for key in wrong if key not in self.used]
             lines = (("confirmed before", used), ("unknown", unknown))
-            context = tuple(f"{what}: {some(which)}" for what, which in lines if which)
+            context = tuple(f"{what}: {abbreviated(which)}" for what, which in lines if which)
             message = f"{counted(len(wrong), 'group')} of {len(keys)} cannot be given back: not here"
             raise RolloutError([Finding("B105", message, context=context)])
         moved = _to_front([self.in_flight.pop(key) for key in keys if key in self.in_flight], self.waiting)
@@ -159,14 +179,14 @@ class Shelves:
         return moved
 
     def undo(self, tickets: Sequence[str]) -> int:
-        """Gives back what calls took, or drained, whose callers never got it."""
+        """Give back the groups that the calls with these tickets took or drained; return how many."""
         wanted = set(tickets) - {""}
         out = (*self.in_flight.items(), *self.partial_out.items())
         moved = self.give_back([key for key, entry in out if entry.ticket in wanted])
         return moved + self._undo_drains(wanted)
 
     def _undo_drains(self, tickets: Iterable[str]) -> int:
-        """Put drained groups back on the stale shelf, except those that came again since."""
+        """Put drained groups back on the stale shelf, except those that were put again since."""
         drained = [entry for ticket in tickets for entry in self._drained.pop(ticket, (0.0, []))[1]]
         back = {entry.group.id: entry for entry in drained if not self._is_finished_here(entry.group.id)}
         self.stale.update(back)
@@ -175,7 +195,12 @@ class Shelves:
     # Partial groups ------------------------------------------------------------------------
 
     def add_partial(self, entries: list[Entry], *, only_known: bool = False) -> int | None:
-        """Puts new ones, and those that were out, at the end; how many these were."""
+        """Append partial groups that are new or were handed out; return how many, or ``None`` where there is no room.
+
+        Args:
+            entries: The groups.
+            only_known: Do nothing and return ``None`` where a group needs room.
+        """
         new = [e for e in entries if e.group.id not in self.partial and not self._is_finished_here(e.group.id)]
         more = sum([entry.group.id not in self.partial_out for entry in new])
         if more and (only_known or len(self.partial) + len(self.partial_out) + more > self.partial_capacity):
@@ -186,26 +211,36 @@ class Shelves:
         self.totals["repeated"] += len(entries) - len(new)
         return len(new)
 
-    def take_partial(self, max_count: int, who: str, ticket: str = "") -> list[SampleGroup]:
-        """Hand out the first ones, and keep copies: whoever goes on with them writes into their samples."""
-        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), who, ticket)
+    def take_partial(self, max_count: int, caller: str, ticket: str = "") -> list[SampleGroup]:
+        """Hand out the first partial groups. Copies stay here, because the caller continues their samples in place."""
+        groups = _hand_out(self.partial, self.partial_out, min(max_count, len(self.partial)), caller, ticket)
         for group in groups:
             self.partial_out[group.id].group = group.copy()
         return groups
 
-    # The whole -----------------------------------------------------------------------------
+    # Save and restore ------------------------------------------------------------------------
 
     def saved(self) -> tuple[dict[str, list[Entry]], list[str], dict[str, int]]:
-        """What a file needs: shelves in order (what is out is in again), used ids, totals."""
+        """Return the groups of each shelf (those handed out are back in their place), the used ids, and the totals."""
         shelves = {
-            "finished": sorted([*self.in_flight.values(), *self.waiting.values()], key=_number),
-            "partial": sorted([*self.partial_out.values(), *self.partial.values()], key=_number),
+            "finished": sorted([*self.in_flight.values(), *self.waiting.values()], key=_sequence),
+            "partial": sorted([*self.partial_out.values(), *self.partial.values()], key=_sequence),
             "stale": list(self.stale.values()),
         }
         return shelves, list(self.used), dict(self.totals)
 
     def restore(self, shelves: dict[str, list[Entry]], used: Iterable[str], totals: dict[str, int], name: str) -> None:
-        """Fills empty shelves with what a file had."""
+        """Fill empty shelves with the content of a file.
+
+        Args:
+            shelves: The groups by shelf.
+            used: Ids of confirmed groups, the oldest first.
+            totals: The totals.
+            name: Name of the file, for errors.
+
+        Raises:
+            RolloutError: The shelves are not empty, or too small (B109); nothing was changed.
+        """
         here = [shelf for shelf, count in self.counts().items() if count]
         if here or self.used:
             message = f"{name} is loaded into a new buffer; this one has {', '.join(here) or 'used'} groups"
@@ -225,12 +260,14 @@ class Shelves:
         self.totals.update({total: totals.get(total, 0) for total in self.totals})
 
     def counts(self) -> dict[str, int]:
-        """How many groups each shelf has."""
+        """Return the number of groups on each shelf."""
         return {name: len(shelf) for name, shelf in self._all().items()}
 
     def oldest_version(self) -> int | None:
-        """The oldest weights among what waits."""
-        return min((entry.oldest for entry in self.waiting.values() if entry.oldest is not None), default=None)
+        """Return the oldest weight version among the groups that wait."""
+        return min(
+            (entry.oldest_version for entry in self.waiting.values() if entry.oldest_version is not None), default=None
+        )
 
     def _all(self) -> dict[str, dict[str, Entry]]:
         return {
@@ -242,38 +279,38 @@ class Shelves:
         return key in self.waiting or key in self.in_flight or key in self.used or key in self.stale
 
     def _append(self, entries: list[Entry], shelf: OrderedDict[str, Entry]) -> None:
-        for number, entry in enumerate(entries, self._next_number):
-            entry.number = number
+        for number, entry in enumerate(entries, self._next_sequence):
+            entry.sequence = number
             shelf[entry.group.id] = entry
-        self._next_number += len(entries)
+        self._next_sequence += len(entries)
 
 
-def _number(entry: Entry) -> int:
-    return entry.number
+def _sequence(entry: Entry) -> int:
+    return entry.sequence
 
 
 def _hand_out(
-    shelf: OrderedDict[str, Entry], out: dict[str, Entry], count: int, who: str, ticket: str
+    shelf: OrderedDict[str, Entry], out: dict[str, Entry], count: int, caller: str, ticket: str
 ) -> list[SampleGroup]:
     now_s = time.monotonic()
     groups = []
     for _ in range(count):
         key, entry = shelf.popitem(last=False)
-        entry.taker, entry.taken_s, entry.ticket = who, now_s, ticket
+        entry.taker, entry.taken_at_s, entry.ticket = caller, now_s, ticket
         out[key] = entry
         groups.append(entry.group)
     return groups
 
 
 def _to_front(entries: list[Entry], shelf: OrderedDict[str, Entry]) -> int:
-    """Puts entries where they were in the order of puts, which is in front of most others."""
+    """Insert entries by sequence number. They were taken from the front, so few others are in front of them."""
     if not entries:
         return 0
-    last = max(entries, key=_number).number
+    last = max(entries, key=_sequence).sequence
     merged = list(entries)
-    while shelf and next(iter(shelf.values())).number < last:
+    while shelf and next(iter(shelf.values())).sequence < last:
         merged.append(shelf.popitem(last=False)[1])
-    for entry in sorted(merged, key=_number, reverse=True):
+    for entry in sorted(merged, key=_sequence, reverse=True):
         shelf[entry.group.id] = entry
         shelf.move_to_end(entry.group.id, last=False)
     return len(entries)

@@ -1,4 +1,4 @@
-"""Lines of waiting threads, served in the order in which they came."""
+"""First-in, first-out queues of threads that wait for a condition, such as room in a buffer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 
 from roost.errors import RoostError, counted
 
-__all__ = ["Line", "Request", "serve", "some"]
+__all__ = ["WaitQueue", "Waiter", "abbreviated", "serve"]
 
 MAX_NAMED = 5
-"""How many names a message spells out; the rest are counted."""
+"""Names that a message lists; further ones are only counted."""
 
 
 @dataclass(slots=True)
-class Request:
-    """Somebody in a line.
+class Waiter:
+    """A blocked call.
 
     Attributes:
-        attempt: Gives what is wanted, or ``None`` where that cannot be yet; called under the owner's lock.
-        who: A name for messages.
-        count: How many are wanted, for messages.
-        since_s: When it came.
-        checked: A note for the attempt: how far it has looked.
+        attempt: Returns the call's value, or ``None`` where it is not possible yet. It runs with the owner's lock held.
+        caller: Name of the caller, for messages.
+        count: Number of groups that the call wants to put or take, for messages.
+        since_s: Time of the call (``time.monotonic``).
+        checked: Scratch value of ``attempt``: the sequence number up to which it has checked groups.
+        woken: Set when the call has its value or its error; ``None`` until the caller's thread blocks.
     """
 
-    attempt: Callable[[Request], Any]
-    who: str
+    attempt: Callable[[Waiter], Any]
+    caller: str
     count: int
     since_s: float = field(default_factory=time.monotonic)
     checked: int = -1
@@ -40,68 +41,72 @@ class Request:
     _error: RoostError | None = None
 
     def try_now(self) -> bool:
-        """Attempts it; whether it is settled, by a result or an error."""
+        """Run the attempt; return whether the call is done, with a value or an error."""
         try:
             self._result = self.attempt(self)
         except RoostError as error:
-            self.settle(error)
+            self.finish(error)
         else:
             if self._result is not None:
-                self.settle()
+                self.finish()
         return self._is_done
 
-    def settle(self, error: RoostError | None = None) -> None:
-        """Ends the wait."""
+    def finish(self, error: RoostError | None = None) -> None:
+        """End the call, with an error or with the attempt's value, and wake its thread."""
         self._error = error
         self._is_done = True
         if self.woken is not None:
             self.woken.set()
 
     def is_done(self) -> bool:
-        """Whether it is settled."""
+        """Return whether the call has a value or an error."""
         return self._is_done
 
-    def outcome(self) -> Any:
-        """The result; raises the error."""
+    def result(self) -> Any:
+        """Return the value of a call that is done, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 @dataclass(slots=True)
-class Line:
-    """Those who wait for one thing.
+class WaitQueue:
+    """Blocked calls of one method.
 
     Attributes:
-        requests: They, the first one at the front.
-        waited_s: How long all those who are gone have waited, together.
+        waiters: The calls, the oldest first.
+        waited_s: Seconds that all calls which have left the queue waited, together.
     """
 
-    requests: deque[Request] = field(default_factory=deque)
+    waiters: deque[Waiter] = field(default_factory=deque)
     waited_s: float = 0.0
 
     def described(self) -> str:
-        """Who waits, for how much, and since when."""
+        """Return the callers, how many groups each wants, and how long each has waited."""
         now_s = time.monotonic()
         waits = [
-            f"{one.who} ({counted(one.count, 'group')}, since {now_s - one.since_s:.1f} s)" for one in self.requests
+            f"{one.caller} ({counted(one.count, 'group')}, since {now_s - one.since_s:.1f} s)" for one in self.waiters
         ]
-        return some(waits) or "nobody"
+        return abbreviated(waits) or "nobody"
 
 
-def serve(lines: Iterable[Line]) -> None:
-    """Serves whoever stands in front and can be served, until nobody can. Nobody overtakes in a line."""
-    lines = tuple(lines)
+def serve(queues: Iterable[WaitQueue]) -> None:
+    """Complete blocked calls until no further one is possible.
+
+    Only the first call of each queue is attempted, so no call overtakes another of its queue. A completed put
+    may make a take possible, and a take that sets stale groups aside may make room for a put.
+    """
+    queues = tuple(queues)
     has_changed = True
     while has_changed:
         has_changed = False
-        for line in lines:
-            while line.requests and line.requests[0].try_now():
-                line.requests.popleft()
+        for queue in queues:
+            while queue.waiters and queue.waiters[0].try_now():
+                queue.waiters.popleft()
                 has_changed = True
 
 
-def some(words: Sequence[str]) -> str:
-    """The first few of them; the rest are counted."""
-    more = len(words) - MAX_NAMED
-    return ", ".join(words[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+def abbreviated(names: Sequence[str]) -> str:
+    """Return the first :data:`MAX_NAMED` names, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")

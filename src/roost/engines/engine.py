@@ -10,10 +10,10 @@ import abc
 import collections
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from roost.engines.keys import make_key
 from roost.errors import Finding, RolloutError, counted
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from roost.engines.server import EngineServer
     from roost.plan import TensorShards
-    from roost.weights.borrowed import Lender
-    from roost.weights.channels import Channel
+    from roost.weights.aliasing import MemoryOwner
+    from roost.weights.streams import WeightStream
 
 __all__ = ["Engine", "EngineOutput", "EnginePlace", "WeightIntake"]
 
@@ -34,6 +34,9 @@ ENGINE_HEADER = "X-Roost-Engine"
 """The header in which an engine's server says its name; the router passes it on."""
 LOG_LINES = 200
 """How many lines of its log an engine remembers."""
+
+
+Prompts: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class Engine(abc.ABC):
             :class:`roost.weights.endpoints.Sender`; the trainer's processes import it.
         broadcast_ranks: How many of its processes join.
         aliases_weights: Whether it uses :meth:`alias_weights` where it can.
-        takes_pieces: Whether :meth:`intake` reads tensors of which each channel has a part; those that do not
+        takes_pieces: Whether :meth:`intake` reads tensors of which each stream has a part; those that do not
             join no broadcast of parts, and get none by CUDA IPC.
     """
 
@@ -234,12 +237,12 @@ class Engine(abc.ABC):
         return [TensorShards(name, shape, dtype) for name, (shape, dtype) in self.describe_weights().items()]
 
     def intake(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
         """For engines whose own processes read what trainers send; by default :meth:`load_weights` gets it.
 
         Args:
-            channels: What this member reads.
+            streams: What this member reads.
             addresses: Where each is found, by its id.
             rank: Rank of this member among all receivers.
             host: Address of this node.
@@ -253,10 +256,10 @@ class Engine(abc.ABC):
 
         return read_checkpoint(folder)
 
-    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, lender: Lender) -> None:
+    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
         """As :meth:`load_weights`, for engines that compute with these tensors themselves, and copy nothing.
 
-        The memory is the trainer's, on the same GPU: it is not to be used where ``lender.is_alive()`` is not
+        The memory is the trainer's, on the same GPU: it is not to be used where ``owner.is_alive()`` is not
         true, nor after :meth:`forget_sources`. After that the same version may come again.
         """
         if version != self.version:
@@ -336,6 +339,9 @@ class Engine(abc.ABC):
         return _logger
 
 
+Generate: TypeAlias = Callable[[Prompts, Mapping[str, Any]], list[EngineOutput]]
+
+
 class _Parts:
     """What the defaults of an engine need."""
 
@@ -356,7 +362,7 @@ class _Parts:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
             return self._pool
 
-    def run(self, generate: Any, prompts: Any, params: Any) -> list[EngineOutput]:
+    def run(self, generate: Generate, prompts: Prompts, params: Mapping[str, Any]) -> list[EngineOutput]:
         while True:
             self.may_run.wait()
             with self.lock:

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 import torch
 
-from roost.cluster import lease_ports
+from roost.cluster import PortLease, lease_ports
+from roost.cluster.ray_typed import node_address
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake
 from roost.errors import Finding, Fix, RolloutError, printable
-from roost.weights.borrowed import Lender
+from roost.weights.aliasing import MemoryOwner
 from roost.weights.buffers import StagedTensors
-from roost.weights.channels import Channel, WeightDescription
 from roost.weights.endpoints import WeightReceiver
-from roost.weights.flags import GO, STOP, Flags, FlagsAddress
 from roost.weights.ipc import visible_uuids
+from roost.weights.progress import ABORT, COMMIT, ProgressAddress, SharedProgress
+from roost.weights.streams import WeightDescription, WeightStream
 from roost.worker import Worker
 
 __all__ = ["EngineWorker", "MemberPorts"]
@@ -61,12 +61,12 @@ class EngineWorker(Worker):
         self._engine: Engine | None = None
         self._receiver: WeightReceiver | None = None
         self._intake: WeightIntake | None = None
-        self._lender: Lender | None = None
-        self._flags: Flags | None = None
+        self._memory_owner: MemoryOwner | None = None
+        self._progress: SharedProgress | None = None
         self._slot = 0
         self._received = 0
         self._whole = (StagedTensors(), StagedTensors())
-        self._leases: list[Any] = []
+        self._leases: list[PortLease] = []
         self._url = ""
 
     @property
@@ -83,7 +83,7 @@ class EngineWorker(Worker):
         count = INIT_PORTS + dp_size + ((ATTENTION_PORTS + dp_size) if dp_attention else 0)
         server, nccl, run = lease_ports(1), lease_ports(1), lease_ports(count)
         self._leases = [server, nccl, run]
-        host = str(ray.util.get_node_ip_address())
+        host = node_address()
         return MemberPorts(host, server.port, nccl.port, run.port, count)
 
     def start_engine(self, place: EnginePlace) -> str:
@@ -167,30 +167,30 @@ class EngineWorker(Worker):
         )
 
     def open_receiver(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, timeout_s: float
     ) -> None:
-        """Joins the channels that this member reads."""
+        """Joins the streams that this member reads."""
         self.close_receiver()
-        host = str(ray.util.get_node_ip_address())
-        self._intake = self.engine.intake(channels, addresses, rank, host, timeout_s)
+        host = node_address()
+        self._intake = self.engine.intake(streams, addresses, rank, host, timeout_s)
         if self._intake is None:
-            self._receiver = WeightReceiver(channels, addresses, rank, host, timeout_s)
+            self._receiver = WeightReceiver(streams, addresses, rank, host, timeout_s)
             if self.engine.aliases_weights:
-                self._lender = self._receiver.lender()
+                self._memory_owner = self._receiver.owner()
 
     def receive_weights(self, version: int) -> None:
         """Waits for a version. It is staged: what the engine serves does not change."""
         receiver = self._intake or self._receiver
         if receiver is None:
-            raise RuntimeError("this member has no channels")
+            raise RuntimeError("this member has no streams")
         receiver.receive(version)
         self._received = version
 
     def commit_weights(self, version: int, pause: str) -> int:
         """Puts what was staged to use, between two steps of the engine; returns the version."""
         if self._receiver is None and self._intake is None:
-            raise RuntimeError("this member has no channels")
-        if self.engine.version == version and self._lender is None:  # sent once more, because another engine died
+            raise RuntimeError("this member has no streams")
+        if self.engine.version == version and self._memory_owner is None:  # sent once more, because another engine died
             return version
         if pause != "keep":
             self.engine.pause(pause)
@@ -201,8 +201,8 @@ class EngineWorker(Worker):
                 self._intake.commit(version)
             elif self._receiver is not None:
                 named = self._named(self._receiver.staged())
-                if self._lender is not None:
-                    self.engine.alias_weights(named, version, self._lender)
+                if self._memory_owner is not None:
+                    self.engine.alias_weights(named, version, self._memory_owner)
                 else:
                     self.engine.load_weights(named, version)
         finally:
@@ -210,23 +210,25 @@ class EngineWorker(Worker):
                 self.engine.resume()
         return self.engine.version
 
-    def open_flags(self, address: FlagsAddress, slot: int) -> bool:
-        """Has :meth:`commit_when_ready` wait by flags, where they can be reached; returns whether."""
-        self._flags, self._slot = Flags.open(address), slot
-        return self._flags is not None
+    def open_progress(self, address: ProgressAddress, slot: int) -> bool:
+        """Open the progress that :meth:`commit_when_ready` uses; return whether it is on this node."""
+        self._progress, self._slot = SharedProgress.open(address), slot
+        return self._progress is not None
 
     def commit_when_ready(self, version: int, pause: str, senders: Sequence[int], timeout_s: float) -> int:
-        """As :meth:`commit_weights`, once all senders have written and the word is given; both are said by flags."""
-        flags = self._flags
-        if flags is None:
-            raise RuntimeError("this member has no flags")
-        if flags.wait(
-            lambda: flags.get(GO) == version and flags.all_say(senders, version) and flags.get(STOP) != version,
+        """Wait in the shared progress until all senders have written and the commit is allowed; then commit the weights."""
+        progress = self._progress
+        if progress is None:
+            raise RuntimeError("this member has no shared progress")
+        if progress.wait(
+            lambda: (
+                progress.get(COMMIT) == version and progress.all_at(senders, version) and progress.get(ABORT) != version
+            ),
             timeout_s,
-            lambda: flags.get(STOP) == version,
+            lambda: progress.get(ABORT) == version,
         ):
             self.commit_weights(version, pause)
-            flags.set(self._slot, version)
+            progress.set(self._slot, version)
         return self.engine.version
 
     def _named(self, staged: StagedTensors) -> StagedTensors:
@@ -240,14 +242,14 @@ class EngineWorker(Worker):
         return self._whole[1]
 
     def close_receiver(self) -> None:
-        """Leaves the channels."""
-        ends = [end for end in (self._intake, self._receiver, self._flags) if end is not None]
+        """Leaves the streams."""
+        ends = [end for end in (self._intake, self._receiver, self._progress) if end is not None]
         try:
             if self._receiver is not None:
                 self.engine.forget_sources()
         finally:
-            self._lender, self._whole = None, (StagedTensors(), StagedTensors())
-            self._intake = self._receiver = self._flags = None
+            self._memory_owner, self._whole = None, (StagedTensors(), StagedTensors())
+            self._intake = self._receiver = self._progress = None
             self._received = 0
             for end in ends:
                 end.close()

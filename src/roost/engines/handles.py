@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.engines.server_process import ask
+from roost.engines.http_calls import ask
 from roost.errors import RolloutError
 from roost.plan import ComponentPlan, WeightTransport
 from roost.weights.files import version_folder

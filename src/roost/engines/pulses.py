@@ -6,18 +6,16 @@ question of each kind is open, so an engine that hangs costs nothing but that qu
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from typing import Any
 
 import ray
 
 from roost.engines.handles import EngineHandle, ExternalEngine
-from roost.engines.keys import headers_of
-from roost.engines.server_process import opener
+from roost.engines.http_calls import send
 
 __all__ = ["Pulses"]
 
@@ -25,6 +23,9 @@ HEALTH_S = 5.0
 """Seconds between two questions to ``/health`` of an engine."""
 STEP_S = 2.0
 """The most that silence grows between two looks: a driver that was itself stopped or starved blames nobody for it."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Pulses:
@@ -84,7 +85,7 @@ class _State:
         self.silent_s = 0.0
         self.is_dead = False
         self._group, self._rank = engine.group, rank
-        self._asked: ray.ObjectRef | None = None
+        self._asked: ray.ObjectRef[Any] | None = None
 
     def look(self, step_s: float) -> None:
         if self._asked is not None:
@@ -103,7 +104,7 @@ class _Health:
     def __init__(self, url: str, key: str, limit_s: float) -> None:
         self.what = f"{url}/health"
         self.silent_s = 0.0
-        self._request = urllib.request.Request(self.what, headers=headers_of(key))  # noqa: S310
+        self._url, self._key = self.what, key
         self._limit_s = limit_s
         self._due_s = 0.0
         self._answers: list[bool] | None = None
@@ -124,11 +125,9 @@ class _Health:
 
     def _ask(self, answers: list[bool]) -> None:
         try:
-            with opener.open(self._request, timeout=min(self._limit_s, threading.TIMEOUT_MAX)):
-                pass
-            answers.append(True)
-        except urllib.error.HTTPError as error:
-            error.close()
-            answers.append(True)
-        except (OSError, HTTPException, ValueError):
+            send(self._url, timeout_s=min(self._limit_s, threading.TIMEOUT_MAX), key=self._key)
+        except OSError as error:
+            logger.debug("%s: %s", self._url, error)
             answers.append(False)
+        else:
+            answers.append(True)  # an error status is an answer too

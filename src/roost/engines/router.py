@@ -30,8 +30,6 @@ import json
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,14 +38,17 @@ from typing import Any
 from roost.cluster.ports import PortLease, is_own_server, lease_ports
 from roost.engines import router_process
 from roost.engines.engine import url_of
-from roost.engines.keys import VARIABLE, headers_of, make_key
-from roost.engines.server_process import LOG_LINES, ServerProcess, opener
+from roost.engines.http_calls import send
+from roost.engines.keys import VARIABLE, make_key
+from roost.engines.server_process import LOG_LINES, ServerProcess
 from roost.errors import Finding, Fix, RolloutError, did_you_mean
 
 __all__ = ["RoutedWorker", "Router", "add_limit_s"]
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
 PERIOD_S = 0.05
+CALL_S = 10.0
+"""Seconds to wait for the router's answer to a command."""
 NOTICE_S = 2.0
 """Seconds after which the end of the router's process has been noticed for certain."""
 STARTUP_S = 60
@@ -279,27 +280,20 @@ class Router:
         if not self.url:
             raise RolloutError([Finding("E106", "the router is not running")])
         self.check()
-        request = urllib.request.Request(  # noqa: S310
-            self.url + path, method=method, data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **headers_of(self.key)},
-        )  # fmt: skip
         try:
-            with opener.open(request, timeout=10) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(1000).decode(errors="replace")
-            if error.code == 404 and missing_ok:
-                return {}
-            raise self._error("E107", f"the router answered {method} {path} with {error.code}: {said}") from None
+            reply = send(self.url + path, method, body, CALL_S, key=self.key)
         except OSError as error:
             deadline = time.monotonic() + NOTICE_S
             while self.is_alive() and time.monotonic() < deadline:
                 time.sleep(PERIOD_S)
             self.check()
             raise self._error("E106", f"the router at {self.url} does not answer: {error}") from error
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
+        if reply.status == 404 and missing_ok:
+            return {}
+        if reply.is_error:
+            raise self._error("E107", f"the router answered {method} {path} with {reply.status}: {reply.text[:1000]}")
+        with contextlib.suppress(ValueError):  # some answers are plain text, such as that of /liveness
+            found = json.loads(reply.body)
             return found if isinstance(found, dict) else {}
         return {}
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import re
-import socket
-import struct
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from functools import partial
-from http.client import HTTPException
-from typing import Any
 
 from roost.cluster.log_files import describe_node, open_log
 from roost.cluster.private_folder import PrivateFolder
 from roost.cluster.runtime_folder import open_private
 from roost.engines import leash
-from roost.engines.keys import headers_of
 from roost.errors import Finding, Fix, RolloutError, RoostError
 
-__all__ = ["LOG_LINES", "ServerProcess", "ask", "opener", "socket_folder"]
+__all__ = ["LOG_LINES", "ServerProcess", "socket_folder"]
 
 LOG_LINES = 30
 """How many lines of a log an error shows."""
@@ -34,7 +24,6 @@ SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerProcess:
@@ -159,92 +148,3 @@ def socket_folder(folder: PrivateFolder, name_bytes: int) -> str:
 
 def _end_of(log: int) -> bytes:
     return os.pread(log, LOG_BYTES, max(0, os.fstat(log).st_size - LOG_BYTES))
-
-
-def _opener_of(socket_path: str) -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _UnixHandler(socket_path))
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, host: str, *, timeout: float, **options: Any) -> None:
-        super().__init__(host, timeout=timeout, **options)
-        self._path = path
-        self._timeout_s = timeout
-
-    def connect(self) -> None:
-        """Connect, and wait where the server has not accepted earlier connections yet.
-
-        A socket with a timeout of Python does not block in the kernel, and then a full backlog is an error at once.
-        """
-        self.sock = socket.socket(socket.AF_UNIX)
-        limit = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1e6))
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self.sock.connect(self._path)
-        self.sock.settimeout(self._timeout_s)
-
-    def send(self, data: Any) -> None:
-        """Send data; a server that has replied and closed the connection before it read the body is no error.
-
-        http.client sends the body after the headers, and some routes of vLLM reply without reading a body. Reading the
-        reply fails if there is none.
-        """
-        with contextlib.suppress(BrokenPipeError):
-            super().send(data)
-
-
-class _UnixHandler(urllib.request.HTTPHandler):
-    """Sends requests to a Unix socket, whatever their host."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(_UnixConnection, self._path), request)
-
-
-def ask(
-    url: str,
-    method: str = "GET",
-    body: Mapping[str, Any] | None = None,
-    timeout_s: float = 60.0,
-    code: str = "E111",
-    *,
-    key: str = "",
-    socket_path: str = "",
-) -> Any:
-    """What a server answers, read as JSON where it is JSON; proxies are not asked.
-
-    Args:
-        url: What is asked.
-        method: The HTTP method.
-        body: Sent as JSON.
-        timeout_s: Seconds to wait for the connection, and for each part of the answer.
-        code: The code of errors.
-        key: The server's key.
-        socket_path: The Unix socket that the server listens on; empty: the host and port of the URL.
-
-    Raises:
-        RolloutError: Where it does not answer, or refuses; with what it said. E113: it refuses the key.
-    """
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **headers_of(key)}
-    try:
-        request = urllib.request.Request(url, method=method, data=data, headers=headers)  # noqa: S310
-        chosen = _opener_of(socket_path) if socket_path else opener
-        with chosen.open(request, timeout=timeout_s) as answer:
-            text = answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.read(2000).decode(errors="replace")
-        if error.code == 401:
-            what = "refuses the key that it was shown" if key else "asks for a key, and none is known"
-            fixes = (Fix("give it", 'RolloutManager(…, external={"http://…": KEY})'),)
-            raise RolloutError([Finding("E113", f"{method} {url} {what}", fixes=fixes)]) from None
-        raise RolloutError([Finding(code, f"{method} {url} answered {error.code}: {said}")]) from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise RolloutError([Finding(code, f"{method} {url} does not answer: {error}")]) from error
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text.decode(errors="replace")

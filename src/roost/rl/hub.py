@@ -25,7 +25,7 @@ from roost.cluster.ray_typed import node_address
 from roost.cluster.runtime_folder import runtime_folder
 from roost.data.buffer import DataBuffer
 from roost.data.journaled_buffer import JournaledBuffer
-from roost.data.lock import HeldLock, Kind, LeaseLock
+from roost.data.lock import HeldLock, LeaseLock, LockMode
 from roost.engines.router import Router
 from roost.errors import (
     CallTimeoutError,
@@ -284,8 +284,8 @@ class BufferClient:
             raise AttributeError(f"a buffer has no {method!r}")
         call = partial(self._link.call, "buffer", method)
         parameters = inspect.signature(found).parameters
-        if "who" in parameters:  # else it would be the name of a thread of the hub
-            call = partial(call, who=f"{threading.current_thread().name} of process {os.getpid()}")
+        if "caller" in parameters:  # else it would be the name of a thread of the hub
+            call = partial(call, caller=f"{threading.current_thread().name} of process {os.getpid()}")
         if "ticket" in parameters:
             return lambda *args, **kwargs: call(*args, **{"ticket": secrets.token_hex(8), **kwargs})
         return call
@@ -315,13 +315,13 @@ class LockClient:
         """Who holds it, and who waits."""
         return self._link.call("lock", "state")
 
-    def _hold(self, kind: Kind, holder: str, timeout_s: float) -> HeldLock:
+    def _hold(self, mode: LockMode, holder: str, timeout_s: float) -> HeldLock:
         call = partial(self._link.call, "lock")
         return HeldLock(
             partial(call, "acquire"),
             partial(call, "renew"),
             partial(call, "release"),
-            kind,
+            mode,
             holder,
             timeout_s=timeout_s,
             ttl_s=self._ttl_s,

@@ -307,7 +307,7 @@ class RolloutManager:
                 held_back = self._held_back(version, pause, deadline, drain_s)
                 return sync.run(engines, version, pause, held_back, deadline, drain_s)
             except RoostError as error:
-                self._last_version = max(self._last_version, sync.begun)
+                self._last_version = max(self._last_version, sync.attempted_version)
                 if not deadline.is_over:
                     self._running.find_dead(deadline.left_s())
                 is_lost = not deadline.is_over and any(

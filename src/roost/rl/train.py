@@ -19,11 +19,11 @@ from roost.errors import Finding, Fix, LaunchError
 from roost.plan import Plan, TensorShards
 from roost.rl.train_state import load_trainer, save_trainer
 from roost.weights.buffers import dtype_name
-from roost.weights.channels import Channel, WeightDescription
 from roost.weights.endpoints import WeightSender
-from roost.weights.flags import Flags, FlagsAddress
 from roost.weights.host_copies import HostCopies, device_storages
+from roost.weights.progress import ProgressAddress, SharedProgress
 from roost.weights.shard_files import FileShard
+from roost.weights.streams import WeightDescription, WeightStream
 from roost.worker import GroupRequest, Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TrainWorker(Worker):
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
 
-    _flags: Flags | None = None
+    _progress: SharedProgress | None = None
     _slot: int = 0
 
     @property
@@ -160,7 +160,7 @@ class TrainWorker(Worker):
         moved = self._copies().offload(device_storages(self.model, self.optimizer), meanwhile=gc.collect)
         torch.cuda.empty_cache()
         if (sender := getattr(self, "_sender", None)) is not None:
-            sender.forget_places()
+            sender.invalidate_mappings()
         return moved
 
     def onload(self) -> int:
@@ -190,15 +190,15 @@ class TrainWorker(Worker):
         )
         return WeightDescription(tuple(self.shards()), self.tensor_parallel, self.pipeline_parallel, gpus)
 
-    def open_channels(
-        self, channels: Sequence[Channel], shard: FileShard | None, folder: str, timeout_s: float
+    def open_streams(
+        self, streams: Sequence[WeightStream], shard: FileShard | None, folder: str, timeout_s: float
     ) -> dict[str, Any]:
         """Opens this rank's ends; returns where each is found."""
-        self.close_channels()
-        self._sender = WeightSender(channels, shard, self.address, folder, timeout_s, self.weights)
+        self.close_streams()
+        self._sender = WeightSender(streams, shard, self.address, folder, timeout_s, self.weights)
         return self._sender.addresses
 
-    def join_channels(self) -> None:
+    def join_streams(self) -> None:
         """Waits until the other ends are there."""
         self._use_device()
         self._sender.join()
@@ -213,8 +213,8 @@ class TrainWorker(Worker):
         """Sends this rank's part of a version; returns bytes."""
         self._use_device()
         sent = self._sender.send(self.weights, version, is_direct)
-        if self._flags is not None and not is_direct:
-            self._flags.set(self._slot, version)
+        if self._progress is not None and not is_direct:
+            self._progress.set(self._slot, version)
         return sent
 
     def join_pieces(self, version: int) -> None:
@@ -225,19 +225,19 @@ class TrainWorker(Worker):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # the thread of a lane knows only the first one
 
-    def open_flags(self, address: FlagsAddress, first_slot: int) -> bool:
-        """Also says by flags what it has sent, where they can be reached; returns whether."""
-        self._flags, self._slot = Flags.open(address), first_slot + self.rank
-        return self._flags is not None
+    def open_progress(self, address: ProgressAddress, first_slot: int) -> bool:
+        """Open the progress to which :meth:`send_weights` writes; return whether it is on this node."""
+        self._progress, self._slot = SharedProgress.open(address), first_slot + self.rank
+        return self._progress is not None
 
-    def close_channels(self) -> None:
+    def close_streams(self) -> None:
         """Closes this rank's ends."""
         sender: WeightSender | None = getattr(self, "_sender", None)
         if sender is not None:
             sender.close()
-        if self._flags is not None:
-            self._flags.close()
-            self._flags = None
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
 
     @property
     def address(self) -> str:

@@ -1,1 +1,1 @@
-"""Weights from trainers to engines."""
+"""Weight transfer from trainers to engines: transports, their endpoints, and the sync of one version."""

@@ -1,4 +1,4 @@
-"""Reads weights from a folder of safetensors files."""
+"""Weights from a folder of safetensors files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ INDEX = ".safetensors.index.json"
 
 
 def read_checkpoint(folder: str | Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder: of the shards that its index names, or of all its ``*.safetensors``.
+    """Return all tensors of a folder: of the files that its index names, else of all its ``*.safetensors`` files.
 
     Raises:
-        RolloutError: Where files are missing or damaged, or tensors missing or there twice (E102); all
-            that was found.
+        RolloutError: Files are missing or damaged, or tensors are missing or duplicate (E102). The error has all
+            problems.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -64,7 +64,10 @@ def read_checkpoint(folder: str | Path) -> dict[str, torch.Tensor]:
 
 
 def indexed_files(folder: Path, problems: list[Finding]) -> dict[str, str] | None:
-    """Which file has which tensor, where the folder has an index."""
+    """Return the file of each tensor from the folder's index; ``None`` if it has no index.
+
+    A damaged index is added to ``problems``.
+    """
     indexes = sorted(folder.glob(f"*{INDEX}"))
     if not indexes:
         return None
@@ -72,5 +75,5 @@ def indexed_files(folder: Path, problems: list[Finding]) -> dict[str, str] | Non
         weight_map = json.loads(indexes[0].read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(Finding("E102", f"weights: {indexes[0]} is no index of shards: {error!r}"))
+        problems.append(Finding("E102", f"weights: {indexes[0]} is not an index of safetensors files: {error!r}"))
         return {}

@@ -1,4 +1,4 @@
-"""The two ends of weight sync, as they live in a trainer's and in an engine's process."""
+"""The endpoints of weight streams in the processes of trainers and engines."""
 
 from __future__ import annotations
 
@@ -10,142 +10,173 @@ from typing import Any, Protocol
 import torch
 
 from roost.plan import WeightTransport
-from roost.weights.borrowed import Lender
+from roost.weights.aliasing import MemoryOwner
 from roost.weights.buffers import StagedTensors, box_of, dtype_of
-from roost.weights.channels import Channel
-from roost.weights.collective import CollectiveReceiver, CollectiveSender, MeetingPoint, join_meeting
+from roost.weights.collective import CollectiveReceiver, CollectiveSender, Rendezvous, join_rendezvous
 from roost.weights.files import FileReceiver, FileWriter
 from roost.weights.ipc import IpcReceiver, IpcSender
 from roost.weights.shard_files import FileShard
 from roost.weights.shared_memory import SharedMemoryReceiver, SharedMemorySender
 from roost.weights.stoppable import Stoppable
+from roost.weights.streams import WeightStream
 
 __all__ = ["Receiver", "Sender", "WeightReceiver", "WeightSender"]
 
 
 class Sender(Protocol):
-    """The writing end of a channel.
+    """The sending endpoint of a stream.
 
-    ``close`` may be called from another thread while ``join`` or ``send`` runs, and makes these end where the library
-    can do that. It can be called again.
+    Attributes:
+        address: Picklable address for the receivers.
     """
 
     address: Any
 
-    def join(self) -> None: ...  # noqa: D102
-    def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def join(self) -> None:
+        """Block until all receivers are connected."""
+        ...
+
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Send a version; block until the tensors may be changed again."""
+        ...
+
+    def close(self) -> None:
+        """Release the endpoint. Idempotent.
+
+        Another thread may call it while :meth:`join` or :meth:`send` runs; these then raise where the library supports
+        it.
+        """
+        ...
 
 
 class Receiver(Protocol):
-    """A reading end of a channel: what it receives is staged until it is asked for."""
+    """A receiving endpoint of a stream. A version is staged beside the weights in use.
 
-    channel: Channel
+    Attributes:
+        stream: The stream.
+    """
 
-    def begin(self, version: int) -> None: ...  # noqa: D102
-    def finish(self) -> None: ...  # noqa: D102
-    def staged(self) -> list[torch.Tensor]: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    stream: WeightStream
+
+    def begin(self, version: int) -> None:
+        """Start to receive a version. Does not block."""
+        ...
+
+    def finish(self) -> None:
+        """Block until the version is received."""
+        ...
+
+    def staged(self) -> list[torch.Tensor]:
+        """Return the pieces of the last version, in the order of the stream."""
+        ...
+
+    def close(self) -> None:
+        """Release the endpoint."""
+        ...
 
 
-def direct_sender(channel: Channel, host: str, timeout_s: float) -> Sender:
-    """Return the trainer's end of a broadcast that an engine's own processes join: the class that the engine names."""
-    module, _, name = channel.sender.partition(":")
-    made: Sender = getattr(importlib.import_module(module), name)(channel, host, timeout_s)
+def direct_sender(stream: WeightStream, host: str, timeout_s: float) -> Sender:
+    """Return the sender for a broadcast that an engine's own processes join. The engine names the class."""
+    module, _, name = stream.sender.partition(":")
+    made: Sender = getattr(importlib.import_module(module), name)(stream, host, timeout_s)
     return made
 
 
 class WeightSender:
-    """All channels that a trainer's rank writes.
+    """The sending endpoints of one rank of a trainer.
 
     Args:
-        channels: Those channels.
-        shard: What this rank writes of the files of a version; ``None`` where there are none.
+        streams: The streams that this rank sends.
+        shard: The files of each version that this rank writes; ``None`` where it writes none.
         host: Address of this node.
-        folder: Where files go.
-        timeout_s: How long the other ends are waited for.
-        weights: The tensors of this rank, for channels that hand over their memory.
+        folder: Folder for files.
+        timeout_s: Seconds to wait for the receivers of a broadcast.
+        weights: Returns the tensors of this rank, for streams that share the tensors' memory.
     """
 
     def __init__(
         self,
-        channels: Sequence[Channel],
+        streams: Sequence[WeightStream],
         shard: FileShard | None,
         host: str,
         folder: str,
         timeout_s: float,
         weights: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
-        self._channels = list(channels)
+        self._streams = list(streams)
         self._timeout_s = timeout_s
         self._calls = Stoppable()
-        self._ends: list[Sender] = []
-        self._meeting: MeetingPoint | None = None
+        self._endpoints: list[Sender] = []
+        self._rendezvous: Rendezvous | None = None
         self._file = FileWriter(shard, folder) if shard is not None else None
-        for channel in self._channels:
-            if channel.is_direct:
-                self._ends.append(direct_sender(channel, host, timeout_s))
-            elif channel.kind is WeightTransport.BROADCAST:
-                self._meeting = self._meeting or MeetingPoint(host, timeout_s)
-                self._ends.append(CollectiveSender(channel, self._meeting))
-            elif channel.kind is WeightTransport.IPC:
-                self._ends.append(IpcSender(channel, weights))
+        for stream in self._streams:
+            if stream.is_direct:
+                self._endpoints.append(direct_sender(stream, host, timeout_s))
+            elif stream.transport is WeightTransport.BROADCAST:
+                self._rendezvous = self._rendezvous or Rendezvous(host, timeout_s)
+                self._endpoints.append(CollectiveSender(stream, self._rendezvous))
+            elif stream.transport is WeightTransport.IPC:
+                self._endpoints.append(IpcSender(stream, weights))
             else:
-                self._ends.append(SharedMemorySender(channel))
+                self._endpoints.append(SharedMemorySender(stream))
 
     @property
     def addresses(self) -> dict[str, Any]:
-        """Where the other ends find each channel, by its id."""
-        return {channel.id: end.address for channel, end in zip(self._channels, self._ends, strict=True)}
+        """Addresses of the endpoints by stream id."""
+        return {stream.id: endpoint.address for stream, endpoint in zip(self._streams, self._endpoints, strict=True)}
 
     def join(self) -> None:
-        """Wait until the other ends are there.
+        """Block until all receivers are connected.
 
         Raises:
-            RolloutError: They are not there in time, or :meth:`stop` was called (S207). All channels are closed.
+            RolloutError: A receiver did not connect in time, or :meth:`stop` was called (S207). All endpoints are
+                closed.
         """
         try:
-            for channel, end in zip(self._channels, self._ends, strict=True):
-                self._run(channel, end, end.join, "the start of the broadcast")
+            for stream, endpoint in zip(self._streams, self._endpoints, strict=True):
+                self._run(stream, endpoint, endpoint.join, "the start of the broadcast")
         except BaseException:
             self.close()
             raise
 
-    def _run(self, channel: Channel, end: Sender, action: Callable[[], None], what: str) -> None:
-        """Run a call that may wait for other processes."""
-        if channel.kind is WeightTransport.BROADCAST:
-            count = len(channel.targets)
-            what = f"{what} {channel.id} to {count} engine process{'es' if count > 1 else ''}"
-            self._calls.run(action, end.close, self._timeout_s, what)
+    def _run(self, stream: WeightStream, endpoint: Sender, action: Callable[[], None], what: str) -> None:
+        """Run a call of an endpoint; where it waits for other processes, with a timeout."""
+        if stream.transport is WeightTransport.BROADCAST:
+            count = len(stream.targets)
+            what = f"{what} {stream.id} to {count} engine process{'es' if count > 1 else ''}"
+            self._calls.run(action, endpoint.close, self._timeout_s, what)
         else:
             action()
 
     def stop(self, reason: str) -> None:
-        """Give up a :meth:`join` or :meth:`send` that runs in another thread; does not wait for it."""
+        """Abort a :meth:`join` or :meth:`send` that runs in another thread, without waiting for its end."""
         self._calls.stop(reason)
 
     def send(self, weights: Callable[[], Mapping[str, torch.Tensor]], version: int, is_direct: bool = False) -> int:
-        """Sends a version; returns how many bytes. What fails closes all channels: nobody waits in vain.
+        """Send a version; return the number of bytes. A failure closes all endpoints, so that no receiver waits on.
 
         Args:
-            weights: The tensors of this rank.
-            version: Of them.
-            is_direct: Whether now is the turn of the channels that stage nothing, or of the others.
+            weights: Returns the tensors of this rank.
+            version: Number of the version.
+            is_direct: Send over the direct streams, which stage nothing; else over all others.
 
         Raises:
             RolloutError: A broadcast did not end in time, or :meth:`stop` was called (S207).
         """
-        if len(self._ends) != len(self._channels):
-            raise RuntimeError("the channels of this rank were closed")
+        if len(self._endpoints) != len(self._streams):
+            raise RuntimeError("the endpoints of this rank are closed")
         sent = 0
         try:
-            tensors = weights() if self._ends or self._file is not None else {}
-            for channel, end in zip(self._channels, self._ends, strict=True):
-                if channel.is_direct is is_direct:
+            tensors = weights() if self._endpoints or self._file is not None else {}
+            for stream, endpoint in zip(self._streams, self._endpoints, strict=True):
+                if stream.is_direct is is_direct:
                     self._run(
-                        channel, end, partial(end.send, tensors, version), f"version {version} over the broadcast"
+                        stream,
+                        endpoint,
+                        partial(endpoint.send, tensors, version),
+                        f"version {version} over the broadcast",
                     )
-                    sent += channel.nbytes
+                    sent += stream.nbytes
             if self._file is not None and not is_direct:
                 self._file.write(tensors, version)
                 sent += self._file.nbytes
@@ -155,79 +186,79 @@ class WeightSender:
         return sent
 
     def join_pieces(self, version: int) -> None:
-        """Write this rank's tensors that are cut over several ranks, once all of these have written their pieces."""
+        """Write the sharded tensors of this rank's file, after all ranks have written their pieces."""
         if self._file is not None:
             self._file.join(version)
 
     def close(self) -> None:
-        """Closes all channels."""
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
-        if self._meeting is not None:
-            self._meeting.close()
-            self._meeting = None
+        """Close all endpoints."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._endpoints.clear()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None
 
-    def forget_places(self) -> None:
-        """The memory of the tensors was given up: what has mapped it must map it anew, wherever it will be."""
-        for end in self._ends:
-            if isinstance(end, IpcSender):
-                end.forget_places()
+    def invalidate_mappings(self) -> None:
+        """Note that the tensors' memory was freed: the next send over IPC raises, so that receivers map it again."""
+        for endpoint in self._endpoints:
+            if isinstance(endpoint, IpcSender):
+                endpoint.invalidate_mappings()
 
 
 class WeightReceiver:
-    """All channels that an engine's member reads.
+    """The receiving endpoints of one member of an engine.
 
     Args:
-        channels: Those channels.
-        addresses: Where each is found, by its id.
+        streams: The streams that this member receives.
+        addresses: Addresses of the senders by stream id.
         rank: Rank of this member among all receivers.
         host: Address of this node.
-        timeout_s: How long the other ends are waited for.
+        timeout_s: Seconds to wait for the senders.
     """
 
     def __init__(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> None:
-        self._ends: list[Receiver] = []
+        self._endpoints: list[Receiver] = []
         self._views: list[list[torch.Tensor]] = []
         self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._staged = StagedTensors()
         stores: dict[str, Any] = {}
-        for channel in channels:
-            address = addresses[channel.id]
-            if channel.kind is WeightTransport.FILE:
-                self._ends.append(FileReceiver(channel, address))
-            elif channel.kind is WeightTransport.BROADCAST:
-                number = 1 + channel.targets.index(rank)
+        for stream in streams:
+            address = addresses[stream.id]
+            if stream.transport is WeightTransport.FILE:
+                self._endpoints.append(FileReceiver(stream, address))
+            elif stream.transport is WeightTransport.BROADCAST:
+                number = 1 + stream.targets.index(rank)
                 if address not in stores:
-                    stores[address] = join_meeting(address, timeout_s)
-                self._ends.append(CollectiveReceiver(channel, stores[address], number, host, timeout_s))
-            elif channel.kind is WeightTransport.IPC:
-                self._ends.append(IpcReceiver(channel, address))
+                    stores[address] = join_rendezvous(address, timeout_s)
+                self._endpoints.append(CollectiveReceiver(stream, stores[address], number, host, timeout_s))
+            elif stream.transport is WeightTransport.IPC:
+                self._endpoints.append(IpcReceiver(stream, address))
             else:
-                self._ends.append(SharedMemoryReceiver(channel, address))
+                self._endpoints.append(SharedMemoryReceiver(stream, address))
 
     def receive(self, version: int) -> None:
-        """Waits for what must be waited for. All channels are read at once, so that senders never block each other."""
-        for end in self._ends:
-            end.begin(version)
-        for end in self._ends:
-            end.finish()
+        """Block until a version is received. All streams are read at once, so that senders do not block each other."""
+        for endpoint in self._endpoints:
+            endpoint.begin(version)
+        for endpoint in self._endpoints:
+            endpoint.finish()
 
     def staged(self) -> StagedTensors:
-        """The tensors that came, by name; those that came in pieces are put together.
+        """Return the received tensors by name. Tensors that arrived in several pieces are assembled.
 
-        The same mapping comes again as long as it has the same tensors.
+        The result is the same object for as long as the endpoints return the same tensors.
         """
-        views = [end.staged() for end in self._ends]
+        views = [endpoint.staged() for endpoint in self._endpoints]
         if len(views) == len(self._views) and all(a is b for a, b in zip(views, self._views, strict=True)):
             for target, part in self._pieces:
                 target.copy_(part)
             return self._staged
         self._views, self._pieces, self._staged = views, [], StagedTensors()
-        for end, tensors in zip(self._ends, views, strict=True):
-            for piece, tensor in zip(end.channel.pieces, tensors, strict=True):
+        for endpoint, tensors in zip(self._endpoints, views, strict=True):
+            for piece, tensor in zip(endpoint.stream.pieces, tensors, strict=True):
                 if tuple(tensor.shape) == piece.target_shape:
                     self._staged[piece.name] = tensor
                     continue
@@ -240,17 +271,17 @@ class WeightReceiver:
                 self._pieces.append((target, tensor))
         return self._staged
 
-    def lender(self) -> Lender | None:
-        """The process whose memory the staged tensors are, where they all are one's."""
-        pids = {end.pid for end in self._ends if isinstance(end, IpcReceiver)}
-        if len(pids) != 1 or not all(isinstance(end, IpcReceiver) for end in self._ends):
+    def owner(self) -> MemoryOwner | None:
+        """Return the process that owns the memory of all staged tensors; ``None`` if there is no such process."""
+        pids = {endpoint.pid for endpoint in self._endpoints if isinstance(endpoint, IpcReceiver)}
+        if len(pids) != 1 or not all(isinstance(endpoint, IpcReceiver) for endpoint in self._endpoints):
             return None
         self.staged()
-        return None if self._pieces else Lender(pids.pop())
+        return None if self._pieces else MemoryOwner(pids.pop())
 
     def close(self) -> None:
-        """Closes all channels."""
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
+        """Close all endpoints."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._endpoints.clear()
         self._views, self._pieces, self._staged = [], [], StagedTensors()

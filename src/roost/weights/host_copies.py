@@ -1,8 +1,7 @@
-"""Memory of the device, moved to the host and back without anybody noticing.
+"""Offload of device memory to pinned host memory, and back.
 
-What is moved are storages, not tensors: views, tied parameters and optimizer state stay what they
-are, and only the bytes behind them go. The host's side is one piece of pinned memory, kept between
-uses: pinning is slow, copying to and from pinned memory is not.
+Storages are moved, not tensors: tensor objects, views, tied parameters and optimizer state stay the same objects, and
+only the bytes behind them move. The pinned host memory is kept between uses, because pinning is slow.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ __all__ = ["HostCopies", "device_storages"]
 
 ALIGNMENT = 256
 TOUCH_BYTES = 64 * 2**20
-"""Fresh memory is touched in parts of so many bytes, by several threads: that is most of what pinning costs."""
+"""Bytes of new memory that one thread touches at once. Page faults are most of the cost of pinning."""
 
 
 class HostCopies:
-    """Storages that can be sent to the host and called back."""
+    """Host copies of offloaded storages."""
 
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
-        self._away: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self._offloaded: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._batches = 0
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether something is away."""
-        return bool(self._away)
+        """Whether at least one storage is offloaded."""
+        return bool(self._offloaded)
 
     def offload(self, storages: Iterable[torch.UntypedStorage], meanwhile: Callable[[], object] | None = None) -> int:
-        """Copies storages to the host and frees their device memory; returns how many bytes.
+        """Copy storages to the host and free their device memory; return the number of bytes.
 
         Args:
-            storages: What to move.
-            meanwhile: Called while the copies are under way.
+            storages: The storages; those that are offloaded already are skipped.
+            meanwhile: Called while the copies are in progress.
         """
-        moving = [storage for storage in storages if storage._cdata not in self._away]
+        moving = [storage for storage in storages if storage._cdata not in self._offloaded]
         sizes = [_aligned(storage.nbytes()) for storage in moving]
         if not moving:
             return 0
@@ -52,40 +51,42 @@ class HostCopies:
         for storage, size in zip(moving, sizes, strict=True):
             host = flat[at : at + storage.nbytes()]
             host.copy_(_bytes(storage), non_blocking=True)
-            self._away[storage._cdata] = (storage, host)
+            self._offloaded[storage._cdata] = (storage, host)
             at += size
         if meanwhile is not None:
             meanwhile()
         _synchronize(moving)
         for storage in moving:
             storage.resize_(0)
-        return sum(self._away[storage._cdata][1].nbytes for storage in moving)
+        return sum(self._offloaded[storage._cdata][1].nbytes for storage in moving)
 
     def onload(self) -> int:
-        """Brings everything back, bit for bit; returns how many bytes."""
-        for storage, host in self._away.values():
+        """Copy all storages back to the device, bit for bit; return the number of bytes."""
+        for storage, host in self._offloaded.values():
             storage.resize_(host.nbytes)
             _bytes(storage).copy_(host, non_blocking=True)
-        _synchronize(storage for storage, _ in self._away.values())
-        count = sum(host.nbytes for _, host in self._away.values())
-        self._away.clear()
+        _synchronize(storage for storage, _ in self._offloaded.values())
+        count = sum(host.nbytes for _, host in self._offloaded.values())
+        self._offloaded.clear()
         self._batches = 0
         return count
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where the values of a tensor are now: in its host copy while it is away, else in itself."""
-        away = self._away.get(tensor.untyped_storage()._cdata)
-        if away is None:
+        """Return a tensor's host copy while it is offloaded, else the tensor itself."""
+        offloaded = self._offloaded.get(tensor.untyped_storage()._cdata)
+        if offloaded is None:
             return tensor
-        host = away[1].view(tensor.dtype)
+        host = offloaded[1].view(tensor.dtype)
         return host.as_strided(tensor.shape, tensor.stride(), host.storage_offset() + tensor.storage_offset())
 
     def _host(self, nbytes: int) -> torch.Tensor:
-        """Host memory for what is sent away now; that of the last time, where it is large enough."""
+        """Return pinned host memory, that of an earlier use if it is large enough."""
         if self._batches == len(self._kept):
             self._kept.append(_pinned(nbytes))
         elif self._kept[self._batches].nbytes < nbytes:
-            self._kept[self._batches] = torch.empty(0, dtype=torch.uint8)  # not both at once
+            self._kept[self._batches] = torch.empty(
+                0, dtype=torch.uint8
+            )  # free the old memory before the new one is allocated
             self._kept[self._batches] = _pinned(nbytes)
         self._batches += 1
         return self._kept[self._batches - 1]
@@ -96,14 +97,15 @@ def _aligned(nbytes: int) -> int:
 
 
 def _pinned(nbytes: int) -> torch.Tensor:
-    """Memory of the host, pinned where there is a device that could use that; torch alone would round it up."""
+    """Return host memory, pinned if there is a GPU. torch's own pinned memory would be rounded up to a power of two."""
     memory = mmap.mmap(-1, max(1, nbytes))
     flat = torch.frombuffer(memory, dtype=torch.uint8)
     if not torch.cuda.is_available():
         return flat
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(torch.Tensor.zero_, flat.split(TOUCH_BYTES)))
-    cudart: Any = torch.cuda.cudart()
+        list(pool.map(torch.Tensor.zero_, torch.split(flat, TOUCH_BYTES)))
+    load_cudart: Callable[[], Any] = torch.cuda.cudart
+    cudart = load_cudart()
     torch.cuda.check_error(int(cudart.cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)))
     weakref.finalize(flat, cudart.cudaHostUnregister, flat.data_ptr()).atexit = False
     return flat
@@ -112,7 +114,7 @@ def _pinned(nbytes: int) -> torch.Tensor:
 def device_storages(
     module: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
 ) -> list[torch.UntypedStorage]:
-    """Every storage of parameters, buffers and optimizer state that is not in host memory already."""
+    """Return all storages of parameters, buffers and optimizer state that are on a device."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in _tensors(module, optimizer):
         storage = tensor.untyped_storage()

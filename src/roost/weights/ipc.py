@@ -1,13 +1,12 @@
-"""Weights on the same GPU, handed over by CUDA IPC.
+"""Weights on the same GPU, shared by CUDA IPC.
 
-The sender exports the memory of its own tensors once; receivers map it and keep the mapping. A sync
-then is one copy on the device, and nothing else moves. Where the sender's memory has moved since
-(its allocator gave a tensor another place), the channel says so and is opened anew.
+The sender exports the memory of its tensors once, and receivers keep it mapped. A sync then is one copy on the device.
+If a tensor has moved to other memory since, :class:`MovedError` is raised and the stream must be opened again.
 
-Torch frees memory that was exported when its counter of receivers is 0. The counter starts at 1, each release
-of a mapping subtracts 1, and it is unsigned: where two receivers map a handle, or one maps it twice (SGLang does
-at every update), it wraps, and the memory is never freed; where a receiver was killed, it stays 1. So receivers
-count down a counter that belongs to no weights, and the sender sets those of its weights to 0 when it closes.
+Torch frees exported memory when its reference counter is 0. The counter starts at 1, and each release of a mapping
+subtracts 1. It is unsigned, so it wraps if two receivers map a handle or one maps it twice, as SGLang does at every
+update; the memory is then never freed. If a receiver is killed, the counter stays 1. Therefore receivers are given the
+counter of a tensor that is no weight, and the sender sets the counters of its weights to 0 when it closes.
 """
 
 from __future__ import annotations
@@ -24,25 +23,26 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from roost.weights.buffers import box_of
-from roost.weights.channels import Channel
+from roost.weights.streams import WeightStream
 
 __all__ = ["DEVICE", "IpcAddress", "IpcReceiver", "IpcSender", "MovedError", "visible_uuids"]
 
 _ARGUMENTS = tuple(inspect.signature(rebuild_cuda_tensor).parameters)
 DEVICE = _ARGUMENTS.index("storage_device")
-"""Where the device stands among the arguments that rebuild a tensor."""
+"""Index of the device among the arguments that rebuild a tensor."""
 COUNTER = _ARGUMENTS.index("ref_counter_handle")
-"""Where the counter of receivers stands among them: the name of a file in shared memory, and a place in it."""
+"""Index of the reference counter: a file name in shared memory, followed by an offset in the file."""
 EVENT_NEEDED = _ARGUMENTS.index("event_sync_required")
-"""Whether to wait for an event of the sender. Torch opens it at every mapping, and never closes it."""
+"""Index of the argument whether to wait for a CUDA event of the sender. Torch opens the event at every mapping and never
+closes it."""
 
 
 class MovedError(RuntimeError):
-    """The sender's tensors are not where they were when the channel was opened."""
+    """A tensor of the sender is in other memory than when the stream was opened."""
 
 
 def visible_uuids() -> tuple[str, ...]:
-    """The GPUs that this process sees, in the order of their indices."""
+    """Return the UUIDs of the GPUs that this process sees, by index."""
     if not torch.cuda.is_available():
         return ()
     return tuple(str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count()))
@@ -50,12 +50,12 @@ def visible_uuids() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class IpcAddress:
-    """What is needed to map the memory of a sender.
+    """Everything that a receiver needs to map the memory of a sender.
 
     Attributes:
-        uuid: Of the GPU.
+        uuid: UUID of the GPU.
         handles: For each piece, the arguments of torch's ``rebuild_cuda_tensor``.
-        pid: The process that has the memory.
+        pid: Id of the sender's process.
     """
 
     uuid: str
@@ -63,111 +63,123 @@ class IpcAddress:
     pid: int
 
     def to_bytes(self) -> bytes:
-        """As bytes, for another process."""
+        """Serialize the address."""
         return pickle.dumps((self.uuid, self.handles, self.pid))
 
     @classmethod
     def from_bytes(cls, address: bytes) -> IpcAddress:
-        """Reads them."""
+        """Deserialize an address. It is unpickled, so it must come from a process of the job."""
         return cls(*pickle.loads(address))  # noqa: S301 - from a worker of the same job
 
 
 class IpcSender:
-    """The end that has the memory.
+    """The sending endpoint of a stream: exports the memory of its tensors.
 
     Attributes:
-        address: What receivers need to map it.
+        address: Serialized :class:`IpcAddress`.
     """
 
-    def __init__(self, channel: Channel, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+    def __init__(self, stream: WeightStream, weights: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         tensors = weights()
-        self._views = [box_of(tensors[piece.name].detach(), piece.source_box) for piece in channel.pieces]
-        self._layouts = {piece.name: _layout(tensors[piece.name]) for piece in channel.pieces}
+        self._views = [box_of(tensors[piece.name].detach(), piece.source_box) for piece in stream.pieces]
+        self._layouts = {piece.name: _layout(tensors[piece.name]) for piece in stream.pieces}
         self._is_void = False
         device = self._views[0].device if self._views else torch.device("cuda")
         torch.cuda.synchronize(device)
         uuid = str(torch.cuda.get_device_properties(device).uuid)
-        exported = [reduce_tensor(view)[1] for view in self._views]
+        exported = [_exported(view) for view in self._views]
         self._counters = [handle[COUNTER : COUNTER + 2] for handle in exported]
         handles = [_counted_by(handle, _shared_counter(device.index)[1]) for handle in exported]
         self.address = IpcAddress(uuid, handles, os.getpid()).to_bytes()
 
     def join(self) -> None:
-        """Nothing to wait for: the memory is there."""
+        """Return at once: receivers need no connection."""
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Waits until the tensors are written; receivers read them where they are.
+        """Block until the GPU has written the tensors. Receivers read them in place.
 
         Raises:
-            MovedError: They are somewhere else than when the channel was opened.
+            MovedError: A tensor is in other memory than when the stream was opened.
         """
         if self._is_void or any(_layout(tensors[name]) != layout for name, layout in self._layouts.items()):
             raise MovedError("the trainer's tensors have moved since they were mapped")
         if self._views:
             torch.cuda.synchronize(self._views[0].device)
 
-    def forget_places(self) -> None:
-        """The tensors have left their memory; also where they come back to the same address, it is other memory."""
+    def invalidate_mappings(self) -> None:
+        """Note that the tensors' memory was freed: even at the same address, it is other memory now."""
         self._is_void = True
 
     def close(self) -> None:
-        """Let go of the memory: it is freed with the tensors, whatever receivers did. Safe to call twice."""
+        """Stop exporting the memory, so that it is freed with the tensors whatever receivers do. Idempotent."""
         self._views = []
         counters, self._counters = self._counters, []
         for counter in counters:
             torch.UntypedStorage._release_ipc_counter_cuda(*counter)
         if counters:
-            torch.cuda.ipc_collect()  # tensors that were dropped while they were exported
+            _collect_ipc()  # frees tensors that were dropped while they were exported
 
 
 class IpcReceiver:
-    """An end that has mapped it.
+    """A receiving endpoint of a stream: maps the sender's memory.
 
     Attributes:
-        pid: The process that has the memory.
+        pid: Id of the sender's process.
     """
 
-    def __init__(self, channel: Channel, address: bytes) -> None:
-        self.channel = channel
+    def __init__(self, stream: WeightStream, address: bytes) -> None:
+        self.stream = stream
         found = IpcAddress.from_bytes(address)
         self.pid = found.pid
         index = visible_uuids().index(found.uuid)
         self._views = [_rebuilt(handle, index) for handle in found.handles]
 
     def begin(self, version: int) -> None:
-        """Nothing to do: the sender's memory is the channel."""
+        """Do nothing: the memory is mapped already."""
 
     def finish(self) -> None:
-        """Nothing to wait for: the sender says when it is written."""
+        """Return at once: the caller knows when the sender has written."""
 
     def staged(self) -> list[torch.Tensor]:
-        """The sender's own tensors: copy them before the sender writes again."""
+        """Return the sender's tensors. They must be copied before the sender changes them."""
         return self._views
 
     def close(self) -> None:
-        """Unmaps the memory."""
+        """Unmap the memory."""
         self._views = []
         torch.cuda.synchronize()
-        torch.cuda.ipc_collect()
+        _collect_ipc()
+
+
+def _exported(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Export a tensor's memory; return the arguments of ``rebuild_cuda_tensor``."""
+    reduce: Callable[[torch.Tensor], tuple[Any, tuple[Any, ...]]] = reduce_tensor
+    return reduce(tensor)[1]
+
+
+def _collect_ipc() -> None:
+    """Free exported memory whose counter is 0. The function has no types in torch."""
+    collect: Callable[[], None] = torch.cuda.ipc_collect
+    collect()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    """Where a tensor is, and how it lies there."""
+    """Return address and strides of a tensor."""
     return tensor.data_ptr(), tensor.stride()
 
 
 @functools.cache
 def _shared_counter(device: int) -> tuple[torch.Tensor, tuple[Any, ...]]:
-    """Return the counter for all receivers of memory of this process, and the tensor to which it belongs.
+    """Return a tensor, and its reference counter for all receivers of memory of this process.
 
-    The cache keeps the tensor, and with it the counter, for as long as the process lives.
+    The cache keeps the tensor and its counter alive for as long as the process.
     """
     tensor = torch.zeros(1, device=f"cuda:{device}")
-    return tensor, reduce_tensor(tensor)[1][COUNTER : COUNTER + 2]
+    return tensor, _exported(tensor)[COUNTER : COUNTER + 2]
 
 
 def _counted_by(handle: tuple[Any, ...], counter: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a handle with another counter. Receivers wait for no event: the sender says when memory is written."""
+    """Return a handle with another counter and without an event: receivers know when the sender has written."""
     changed = list(handle)
     changed[COUNTER : COUNTER + 2] = counter
     changed[EVENT_NEEDED] = False
@@ -175,7 +187,7 @@ def _counted_by(handle: tuple[Any, ...], counter: tuple[Any, ...]) -> tuple[Any,
 
 
 def _rebuilt(handle: tuple[Any, ...], device: int) -> torch.Tensor:
-    """A tensor of another process; the same GPU may have another index here."""
+    """Return a tensor of another process. The same GPU may have another index in this process."""
     rebuild: Any = rebuild_cuda_tensor
     found: torch.Tensor = rebuild(*handle[:DEVICE], device, *handle[DEVICE + 1 :])
     return found

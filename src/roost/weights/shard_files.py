@@ -1,10 +1,10 @@
-"""Which rank of a trainer writes which safetensors file of a version. Pure.
+"""Assignment of the safetensors files of a version to the ranks of a trainer. The functions are pure.
 
-A version is a folder such as Hugging Face's ``save_pretrained`` writes: one file, or several with an index. Every
-file has exactly one writer. Over NFS, two nodes that write different bytes of one page overwrite each other.
+A version is a folder as Hugging Face's ``save_pretrained`` writes it: one file, or several with an index. Each file has
+exactly one writer, because over NFS two nodes that write different bytes of one page overwrite each other.
 
-A tensor that is cut over several ranks is whole in the memory of none. Each of them first writes its pieces to a
-file of its own, and then the tensor's owner reads them and writes the whole tensor.
+No rank has the whole of a sharded tensor. Each rank first writes its pieces to a file of its own; then the rank that
+owns the tensor reads the pieces and writes the whole tensor.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from math import prod
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.plan.shards import ITEM_BYTES
-from roost.weights.channels import Piece, make_channels
 from roost.weights.checkpoint_shapes import DTYPES
+from roost.weights.streams import Piece, make_streams
 
 __all__ = ["FILE_NAME", "INDEX_NAME", "FileShard", "file_layout", "plan_files"]
 
@@ -29,16 +29,15 @@ _NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 
 @dataclass(frozen=True)
 class FileShard:
-    """One file of a version, and what its writer has to do for the other files.
+    """One file of a version, and its writer's pieces of other files.
 
     Attributes:
-        rank: The rank that writes it.
-        file: Its name.
-        tensors: What it holds, each tensor whole.
-        whole: Names of those that the rank has whole.
-        pieces: Pieces of cut tensors that the rank holds, in the order of its file of pieces.
-        joined: Where the pieces of each cut tensor of this file are: (rank, first byte in that rank's file of
-            pieces, piece).
+        rank: Rank of the writer.
+        file: Name of the file; empty if the rank writes only pieces.
+        tensors: The tensors in the file, each in full.
+        whole: Names of those tensors that the writer has in full.
+        pieces: The writer's pieces of sharded tensors, in the order of its file of pieces.
+        joined: The pieces of each sharded tensor in the file: (rank, offset in that rank's file of pieces, piece).
     """
 
     rank: int
@@ -50,12 +49,12 @@ class FileShard:
 
     @property
     def pieces_file(self) -> str:
-        """The rank's file of pieces. No loader takes it for weights by its name."""
+        """Name of the writer's file of pieces. Loaders do not take it for weights."""
         return pieces_file(self.rank)
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         header, _, size = file_layout(self.tensors)
         return len(header) + size
 
@@ -68,24 +67,25 @@ def pieces_file(rank: int) -> str:
 def plan_files(source: Sharding) -> list[FileShard]:
     """Return the files of a version of a trainer's weights.
 
-    Each tensor is written once, in whole. Ranks that hold no tensor of their own to write have no file.
+    Each tensor is in one file, in full. Tensors are distributed so that files have similar sizes; a rank that has
+    nothing to write has no entry.
     """
     whole = Sharding(tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in source.tensors))
     held: dict[str, list[tuple[int, int, Piece]]] = {tensor.name: [] for tensor in whole.tensors}
     cut: dict[int, list[Piece]] = {}
-    ends: dict[int, int] = {}
-    for channel in make_channels(plan_transfer(source, whole), lambda *_: WeightTransport.FILE):
-        for piece in channel.pieces:
+    next_offset: dict[int, int] = {}
+    for stream in make_streams(plan_transfer(source, whole), lambda *_: WeightTransport.FILE):
+        for piece in stream.pieces:
             at = -1
             if not _is_whole(piece):
-                at = ends.get(channel.source, 0)
-                ends[channel.source] = at + piece.nbytes
-                cut.setdefault(channel.source, []).append(piece)
-            held[piece.name].append((channel.source, at, piece))
+                at = next_offset.get(stream.source, 0)
+                next_offset[stream.source] = at + piece.nbytes
+                cut.setdefault(stream.source, []).append(piece)
+            held[piece.name].append((stream.source, at, piece))
     owned: dict[int, list[TensorShards]] = {rank: [] for rank in cut}
     load: dict[int, int] = {}
     for tensor in whole.tensors:
-        ranks = [rank for rank, _, _ in held[tensor.name]] or [0]  # nobody sends an empty tensor
+        ranks = [rank for rank, _, _ in held[tensor.name]] or [0]  # an empty tensor has no sender
         owner = min(ranks, key=lambda rank: load.get(rank, 0))
         owned.setdefault(owner, []).append(tensor)
         load[owner] = load.get(owner, 0) + prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
@@ -106,11 +106,11 @@ def _is_whole(piece: Piece) -> bool:
 
 
 def file_layout(tensors: Sequence[TensorShards]) -> tuple[bytes, dict[str, int], int]:
-    """Return a file's header, where each tensor begins behind it, and their size together, in bytes."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    """Return a file's header, the offset of each tensor behind the header, and the size of all tensors in bytes."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # required by transformers
     offsets: dict[str, int] = {}
     at = 0
-    # Large elements first: everything is aligned then.
+    # Large elements first, so that all tensors are aligned.
     for tensor in sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name)):
         size = prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         offsets[tensor.name] = at

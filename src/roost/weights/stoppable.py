@@ -1,63 +1,67 @@
-"""Calls into communication libraries that end at a deadline, or when somebody knows that they cannot succeed.
+"""Calls into communication libraries that can be aborted, by a timeout or by another thread.
 
-A broadcast waits until every rank takes part. Where an engine has died or hangs, that is until the library's own
-timeout, and vLLM's NCCL communicator has none.
+A broadcast waits until all ranks take part. If an engine has died or hangs, it waits until the library's own timeout,
+and vLLM's NCCL communicator has none.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
-from typing import Protocol
 
 import torch
 
 from roost.errors import Finding, RolloutError, RoostError
+from roost.weights.parties import CallResult
 
 __all__ = ["STOP_S", "FailureWatch", "Stoppable"]
 
+logger = logging.getLogger("roost")
+
 GRACE_S = 2.0
-"""Seconds that an aborted call has to return. After them its thread is left behind."""
+"""Seconds that an aborted call has to return. Then its thread is abandoned."""
 POLL_S = 0.05
+"""Seconds between two checks whether a call was stopped."""
 WATCH_S = 0.2
+"""Seconds between two checks whether a watched call has failed."""
 STOP_S = 10.0
-"""Seconds to wait until all ranks of a trainer know that a broadcast is given up."""
+"""Seconds to wait until all ranks of a trainer have been asked to stop their broadcasts."""
 
 
 class Stoppable:
-    """Runs calls in threads of their own, and gives up those that do not end."""
+    """A runner of calls in threads, which aborts calls that do not end in time."""
 
     def __init__(self) -> None:
         self._reason = ""
 
     def run(self, action: Callable[[], object], abort: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Run a call and wait until it ends, for ``timeout_s`` at most, or until :meth:`stop`.
+        """Run a call in a thread; block until it ends, for at most ``timeout_s``, or until :meth:`stop`.
 
         Args:
-            action: The call. It runs with the caller's current CUDA device and stream. It keeps references to what it
-                uses: it may run on after it was given up.
-            abort: Makes the call return, as far as the library can do that. It runs in a thread too, since it may
-                block as well.
-            timeout_s: Seconds.
-            what: Names the call in the error.
+            action: The call. It runs with the caller's current CUDA device and stream. It must keep references to
+                everything that it uses, because it may go on after it was aborted.
+            abort: Makes the call return, where the library supports that. It may block, so it runs in a thread too.
+            timeout_s: Seconds to wait for the call.
+            what: Name of the call, for the error.
 
         Raises:
-            RolloutError: The call was given up (S207).
+            RolloutError: The call was aborted (S207).
         """
         ended = threading.Event()
         failures: list[BaseException] = []
-        place = (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None
+        has_cuda: Callable[[], bool] = torch.cuda.is_initialized
+        current = (torch.cuda.current_device(), torch.cuda.current_stream()) if has_cuda() else None
 
         def call() -> None:
             try:
-                # A thread begins with the first device and its default stream. On another stream than the caller's,
-                # a broadcast would not wait for the kernels that write the weights.
-                if place is not None:
-                    torch.cuda.set_device(place[0])
-                    torch.cuda.set_stream(place[1])
+                # A new thread uses the first device and its default stream. On another stream than the caller's, a
+                # broadcast would not wait for the kernels that write the weights.
+                if current is not None:
+                    torch.cuda.set_device(current[0])
+                    torch.cuda.set_stream(current[1])
                 action()
             except BaseException as error:
                 failures.append(error)
@@ -76,25 +80,20 @@ class Stoppable:
             raise failures[0]
 
     def stop(self, reason: str) -> None:
-        """Give up the call that runs, and those that would follow; from any thread, without waiting for it."""
+        """Abort the call that runs and all later ones. Any thread may call it; it does not wait for the call to end."""
         self._reason = reason
 
 
-class _Call(Protocol):
-    def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> object: ...
-
-
 class FailureWatch:
-    """While it is entered, looks whether one of some calls has failed, and says so once.
+    """A context manager that watches calls in a thread, and reports the first one that fails.
 
     Args:
-        calls: The calls. Those that cannot be asked whether they have ended are not watched.
-        on_failure: Called in a thread with the first failure.
+        calls: The calls.
+        on_failure: Called once, in the thread, with the first error.
     """
 
-    def __init__(self, calls: Sequence[object], on_failure: Callable[[RoostError], object]) -> None:
-        self._calls: list[_Call] = [call for call in calls if hasattr(call, "done")]  # type: ignore[misc]
+    def __init__(self, calls: Sequence[CallResult], on_failure: Callable[[RoostError], object]) -> None:
+        self._calls = list(calls)
         self._on_failure = on_failure
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="failures", daemon=True)
@@ -118,6 +117,8 @@ class FailureWatch:
                 try:
                     call.wait()
                 except RoostError as error:
-                    with suppress(Exception):  # who waits for the calls raises the failure itself
+                    try:
                         self._on_failure(error)
+                    except Exception:  # the thread that waits for the calls raises the error itself
+                        logger.debug("a failed call could not be reported", exc_info=True)
                     return

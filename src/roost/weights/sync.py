@@ -1,13 +1,14 @@
-"""Weight sync: from a trainer to all engines, by the way that each engine's place allows.
+"""Weight sync: sends the weights of a trainer to all engines, over the transport that each engine's location allows.
 
-A version travels first and is used later: it is staged beside the weights that engines serve, and
-only when every part of it is there do they change over, between two steps of generation. So a
-trainer that fails in the middle leaves every engine with the version that it had.
+A sync has two phases, as a two-phase commit. In the transfer, a version is staged beside the weights that engines
+serve. In the commit, after all engines have the whole version, they change to it between two steps of generation. If
+the transfer fails, all engines keep the version that they had.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,45 +29,46 @@ from roost.errors import (
 )
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.plan.transport import NEAR
-from roost.weights.channels import Channel, WeightDescription, make_channels
 from roost.weights.files import discard_version, publish_version
-from roost.weights.flags import FIRST, GO, STOP, Flags
 from roost.weights.folder import WeightsFolder
 from roost.weights.ipc import MovedError
+from roost.weights.parties import CallResult, ManagedEngine, SyncEngine, SyncTrainer
+from roost.weights.progress import ABORT, COMMIT, FIRST_RANK, SharedProgress
 from roost.weights.shard_files import FileShard, plan_files
 from roost.weights.stoppable import STOP_S, FailureWatch
-from roost.weights.transports import Way, sort_engines
-from roost.weights.waiting import are_over, wait_all
-from roost.worker import GroupResult, PerRank
+from roost.weights.streams import WeightDescription, WeightStream, make_streams
+from roost.weights.transports import TransportSelector, group_engines
+from roost.weights.waiting import have_ended, wait_all
+from roost.worker import PerRank
 from roost.worker.deadline import Deadline
 from roost.worker.results import LaneResult
 
 if TYPE_CHECKING:
     from roost.cluster import Cluster
-    from roost.engines.handles import EngineHandle
-    from roost.rl.train import TrainGroup
 
 __all__ = ["PAUSES", "SyncReport", "WeightSync"]
 
+logger = logging.getLogger("roost")
+
 PAUSES = ("wait", "abort", "keep")
-ENDS_SHARE = 0.9
-"""The part of a timeout that both ends of a channel wait for each other: they give up first, and say more."""
-STOPPED_S = 0.3
-"""Seconds that ends have to return after they were told to stop, when the deadline has passed."""
+ENDPOINTS_SHARE = 0.9
+"""Share of the timeout after which endpoints stop waiting for each other: their errors say more than a timeout."""
+ABORT_S = 0.3
+"""Seconds that endpoints have to return after an abort, if the deadline has passed."""
 CLOSE_S = 30.0
-"""Seconds that ends may take to close their channels."""
+"""Most seconds to wait until endpoints are closed."""
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a sync took.
+    """Bytes and times of a sync.
 
     Attributes:
         version: The version that engines serve now.
-        bytes_by_transport: What went over each transport, counted once per channel.
-        seconds: How long each phase took: ``connect`` (the first time, and when engines came or went),
-            ``transfer`` (where weights travel), ``commit``.
-        engines: How many engines have it.
+        bytes_by_transport: Bytes sent over each transport; a stream with several receivers counts once.
+        seconds: Seconds of each phase: ``connect`` (in the first sync and when the engines have changed), ``transfer``
+            (absent where engines read the trainer's memory in place) and ``commit``.
+        engines: Number of engines that have the version.
     """
 
     version: int
@@ -76,109 +78,117 @@ class SyncReport:
 
 
 class WeightSync:
-    """Sends the weights of one trainer to engines.
+    """The sync of one trainer's weights to engines.
+
+    Args:
+        cluster: The cluster of the job.
+        train: The trainer.
+        folder: The folder for weights in files.
+        timeout_s: Seconds that one sync may take.
 
     Attributes:
-        begun: The last version that an engine may have.
+        train: The trainer.
+        attempted_version: The latest version that an engine may serve, also after a sync that failed.
     """
 
-    def __init__(self, cluster: Cluster, train: TrainGroup, folder: WeightsFolder, timeout_s: float) -> None:
+    def __init__(self, cluster: Cluster, train: SyncTrainer, folder: WeightsFolder, timeout_s: float) -> None:
         self.train = train
         self._cluster = cluster
         self._weights_folder = folder
         self._folder = ""
-        self._ends_s = ENDS_SHARE * timeout_s
+        self._endpoints_s = ENDPOINTS_SHARE * timeout_s
         self._deadline = Deadline(timeout_s)
-        self.begun = 0
+        self.attempted_version = 0
         self._connected: tuple[object, ...] | None = None
-        self._channels: list[Channel] = []
+        self._streams: list[WeightStream] = []
         self._files: list[FileShard] = []
         self._has_broadcasts = False
         self._gpus: list[tuple[str, ...]] = []
-        self._members: list[tuple[EngineHandle, int]] = []
-        self._flags: Flags | None = None
+        self._members: list[tuple[SyncEngine, int]] = []
+        self._in_place: list[tuple[ManagedEngine, int]] = []
+        self._progress: SharedProgress | None = None
 
     def run(
         self,
-        engines: Sequence[EngineHandle],
+        engines: Sequence[SyncEngine],
         version: int,
         pause: str,
-        held_back: AbstractContextManager[object],
+        hold: AbstractContextManager[object],
         deadline: Deadline,
         drain_s: float = 0.0,
     ) -> SyncReport:
-        """Sends a version to engines, and has them change over.
+        """Send a version to engines and have them serve it; block until all do.
 
         Args:
-            engines: All that are to have it.
-            version: Greater than any before.
-            pause: What happens to running generations.
-            held_back: Entered while engines change over.
-            deadline: When it gives up, in whichever step it is.
-            drain_s: Seconds that entering ``held_back`` may take beyond that, because running requests end first.
+            engines: The engines.
+            version: Number of the version, greater than all before.
+            pause: What happens to running generations; one of :data:`PAUSES`.
+            hold: Entered before engines commit, and left after: it keeps generation from running.
+            deadline: Deadline of the whole sync.
+            drain_s: Seconds beyond the deadline that entering ``hold`` may take, because running requests end first.
 
         Raises:
-            RolloutError: Where it was not sent; every engine serves what it served before.
-            WorkerDiedError: Where an engine or a rank of the trainer is gone.
+            RolloutError: The version was not sent; all engines serve the version that they served before.
+            WorkerDiedError: An engine or a rank of the trainer has died.
         """
         self._deadline, clock = deadline, _Clock()
         if self._connected != self._identity(engines):
             with clock.phase("connect"):
                 self._connect(engines)
         with contextlib.ExitStack() as stack:
-            waiting = [held_back]
+            not_entered = [hold]
 
-            def hold_back() -> None:
-                while waiting:  # once, also where it is sent twice
-                    stack.enter_context(waiting.pop())
+            def enter_hold() -> None:
+                while not_entered:  # enter it once, also if the version is sent twice
+                    stack.enter_context(not_entered.pop())
 
             if self._is_in_place:
                 with clock.phase("commit"):
-                    self._again_where_moved(engines, lambda: self._read_in_place(version, pause, hold_back, drain_s))
+                    self._retry_if_moved(engines, lambda: self._read_in_place(version, pause, enter_hold, drain_s))
             else:
                 with clock.phase("transfer"):
-                    self._again_where_moved(engines, lambda: self._transfer(version))
+                    self._retry_if_moved(engines, lambda: self._transfer(version))
                 with clock.phase("commit"):
-                    hold_back()
+                    enter_hold()
                     self._commit(version, pause)
         for engine, _ in self._members:
             engine.version = version
         sent: dict[str, int] = {}
-        for channel in self._channels:
-            if channel.kind is not WeightTransport.FILE:
-                sent[channel.kind.value] = sent.get(channel.kind.value, 0) + channel.nbytes
-        if self._files:  # written once, whatever the number of readers
+        for stream in self._streams:
+            if stream.transport is not WeightTransport.FILE:
+                sent[stream.transport.value] = sent.get(stream.transport.value, 0) + stream.nbytes
+        if self._files:  # each file is written once, whatever the number of readers
             sent[WeightTransport.FILE.value] = sum(shard.nbytes for shard in self._files if shard.file)
         return SyncReport(version, sent, clock.seconds, len(engines))
 
-    def _identity(self, engines: Sequence[EngineHandle]) -> tuple[object, ...]:
+    def _identity(self, engines: Sequence[SyncEngine]) -> tuple[object, ...]:
         return (self.train.workers, *(engine.identity for engine in engines))
 
     # Connecting ----------------------------------------------------------------------------
 
-    def _connect(self, engines: Sequence[EngineHandle]) -> None:
-        """Compares both sides, plans who sends what, and opens the channels."""
+    def _connect(self, engines: Sequence[SyncEngine]) -> None:
+        """Compare the tensors of both sides, plan the transfer, and open the streams."""
         self.close(self._deadline)
         source = self._source()
-        self._channels, self._members = [], []
+        self._streams, self._members = [], []
         findings: list[Finding] = []
-        for number, targets in enumerate(sort_engines(engines, source, self._deadline)):
-            way = Way(targets, source, self._gpus)
+        for number, receivers in enumerate(group_engines(engines, source, self._deadline)):
+            selector = TransportSelector(receivers, source, self._gpus)
             try:
-                flow = plan_transfer(way.source, targets.sharding())
+                plan = plan_transfer(selector.source, receivers.sharding())
             except RoostError as error:
                 findings += error.findings
                 continue
             first = len(self._members)
-            self._members += targets.members
-            made = make_channels(flow, way.kind, f"{self.train.component}-weights-{number}", first)
-            self._channels += [way.carried(channel, first) for channel in made]
+            self._members += receivers.members
+            made = make_streams(plan, selector.transport, f"{self.train.component}-weights-{number}", first)
+            self._streams += [selector.with_process_group(stream, first) for stream in made]
         raise_problems(findings)
         self._open(source)
         self._connected = self._identity(engines)
 
     def _source(self) -> Sharding:
-        """The trainer's side: what its ranks say together."""
+        """Return the sharding of the trainer, from the descriptions of its ranks."""
         described: list[WeightDescription] = self.train.workers.describe_weights().wait(self._deadline.left_s())
         tensors: dict[str, TensorShards] = {}
         for description in described:
@@ -191,62 +201,66 @@ class WeightSync:
         return Sharding(tuple(tensors.values()), tp=tp, pp=pp, dp=len(described) // (tp * pp), locations=locations)
 
     def _open(self, source: Sharding) -> None:
+        """Open the endpoints of all streams on both sides; block until they are connected."""
         workers = self.train.workers
-        sent = [channel for channel in self._channels if channel.kind is not WeightTransport.FILE]
-        own = [[channel for channel in sent if channel.source == rank] for rank in range(workers.world_size)]
-        kinds = {channel.kind for channel in self._channels}
-        self._has_broadcasts, has_files = WeightTransport.BROADCAST in kinds, WeightTransport.FILE in kinds
+        sent = [stream for stream in self._streams if stream.transport is not WeightTransport.FILE]
+        own = [[stream for stream in sent if stream.source == rank] for rank in range(workers.world_size)]
+        transports = {stream.transport for stream in self._streams}
+        self._has_broadcasts = WeightTransport.BROADCAST in transports
+        has_files = WeightTransport.FILE in transports
         self._folder = self._weights_folder.path() if has_files else ""
         self._files = plan_files(source) if has_files else []
         shards = {shard.rank: shard for shard in self._files}
         files = PerRank([shards.get(rank) for rank in range(workers.world_size)])
-        addresses: dict[str, Any] = {channel.id: self._folder for channel in self._channels}
-        for found in workers.open_channels(PerRank(own), files, self._folder, self._ends_s).wait(
-            self._deadline.left_s()
-        ):
+        addresses: dict[str, Any] = {stream.id: self._folder for stream in self._streams}
+        opening = workers.open_streams(PerRank(own), files, self._folder, self._endpoints_s)
+        for found in opening.wait(self._deadline.left_s()):
             addresses.update(found)
         collectives = CollectiveManager(self._cluster.managers)
-        for channel in self._channels:
-            if channel.kind is WeightTransport.BROADCAST:
-                host, _, port = addresses[channel.id].rpartition(":")
-                collectives.register(channel.id, host, int(port), channel.world_size)
-        waiting: list[GroupResult] = []
+        for stream in self._streams:
+            if stream.transport is WeightTransport.BROADCAST:
+                host, _, port = addresses[stream.id].rpartition(":")
+                collectives.register(stream.id, host, int(port), stream.world_size)
+        waiting: list[CallResult] = []
         for rank, (engine, member) in enumerate(self._members):
-            read = [channel for channel in self._channels if rank in channel.targets]
-            waiting += engine.call(member, "open_receiver", read, addresses, rank, self._ends_s)
-        self._wait_for_both(waiting, [workers.join_channels()])
+            read = [stream for stream in self._streams if rank in stream.targets]
+            waiting += engine.call(member, "open_receiver", read, addresses, rank, self._endpoints_s)
+        self._wait_for_both(waiting, [workers.join_streams()])
         if self._is_in_place:
-            self._open_flags()
+            self._open_progress()
 
-    def _open_flags(self) -> None:
-        """Shares a page with both sides, where all are on this node."""
+    def _open_progress(self) -> None:
+        """Share a page of memory for progress with trainer and engines, if all of them are on this node."""
+        self._in_place = [(engine, rank) for engine, rank in self._members if isinstance(engine, ManagedEngine)]
+        if len(self._in_place) < len(self._members):
+            return
         workers = self.train.workers
-        flags = self._flags = Flags(workers.world_size + len(self._members))
-        waiting = [workers.open_flags(flags.address, FIRST)]
-        for number, (engine, member) in enumerate(self._members):
-            waiting += engine.call(member, "open_flags", flags.address, FIRST + workers.world_size + number)
+        progress = self._progress = SharedProgress(workers.world_size + len(self._in_place))
+        waiting: list[CallResult] = [workers.open_progress(progress.address, FIRST_RANK)]
+        for number, (engine, member) in enumerate(self._in_place):
+            waiting += engine.call(member, "open_progress", progress.address, FIRST_RANK + workers.world_size + number)
         if all(all(result.wait(self._deadline.left_s())) for result in waiting):
             workers.open_lanes(range(workers.world_size), timeout_s=self._deadline.left_s())
-            for engine, member in self._members:
+            for engine, member in self._in_place:
                 engine.open_lane(member, self._deadline.left_s())
         else:
-            flags.close()
-            self._flags = None
+            progress.close()
+            self._progress = None
 
     # One version ---------------------------------------------------------------------------
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether engines read the trainer's own memory, so that nothing travels before they change over."""
-        return all(channel.kind is WeightTransport.IPC for channel in self._channels)
+        """Whether all engines read the trainer's memory in place, so that there is no transfer before the commit."""
+        return all(stream.transport is WeightTransport.IPC for stream in self._streams)
 
     def _transfer(self, version: int) -> None:
-        """Has a version staged everywhere."""
-        waiting: list[GroupResult] = []
+        """Stage a version on all engines."""
+        waiting: list[CallResult] = []
         for rank, (engine, member) in enumerate(self._members):
-            if any(rank in channel.targets and channel.kind not in NEAR for channel in self._channels):
+            if any(rank in stream.targets and stream.transport not in NEAR for stream in self._streams):
                 waiting += engine.call(member, "receive_weights", version)
-        sending = [self.train.workers.send_weights(version)]
+        sending: list[CallResult] = [self.train.workers.send_weights(version)]
         try:
             self._wait_for_both(waiting, sending)
             if any(shard.joined for shard in self._files):
@@ -254,13 +268,13 @@ class WeightSync:
             if self._files:
                 self._publish(version)
         except BaseException:
-            self._connected = None  # ends that failed are closed
+            self._connected = None  # endpoints that failed have closed themselves
             if self._files:
                 discard_version(self._folder, version)
             raise
 
-    def _again_where_moved(self, engines: Sequence[EngineHandle], send: Callable[[], None]) -> None:
-        """Sends; once more, with everything mapped anew, where the trainer's memory has moved."""
+    def _retry_if_moved(self, engines: Sequence[SyncEngine], send: Callable[[], None]) -> None:
+        """Send a version. If the trainer's tensors have moved to other memory, connect again and retry once."""
         try:
             send()
         except WorkerError as error:
@@ -269,44 +283,49 @@ class WeightSync:
             self._connect(engines)
             send()
 
-    def _read_in_place(self, version: int, pause: str, hold_back: Callable[[], object], drain_s: float) -> None:
-        """Calls everybody at once: they wait for each other by flags, where they are all on one node."""
-        flags, count = self._flags, self.train.workers.world_size
-        if flags is None:
+    def _read_in_place(self, version: int, pause: str, enter_hold: Callable[[], object], drain_s: float) -> None:
+        """Have engines copy a version from the trainer's memory.
+
+        On one node, all calls start at once, and trainer, engines and driver wait for each other through the shared
+        progress. Otherwise the calls follow each other.
+        """
+        progress, count = self._progress, self.train.workers.world_size
+        if progress is None:
             try:
                 sending = self.train.workers.send_weights(version)
-                hold_back()
+                enter_hold()
                 wait_all([sending], self._deadline)
             except BaseException:
-                self._connected = None  # ends that failed are closed
+                self._connected = None  # endpoints that failed have closed themselves
                 raise
             self._commit(version, pause)
             return
-        senders = range(FIRST, FIRST + count)
-        done = range(FIRST + count, FIRST + count + len(self._members))
+        senders = range(FIRST_RANK, FIRST_RANK + count)
+        receivers = range(FIRST_RANK + count, FIRST_RANK + count + len(self._in_place))
         waiting = [self.train.workers.begin(rank, "send_weights", version) for rank in range(count)]
-        for engine, member in self._members:
+        for engine, member in self._in_place:
             limit_s = self._deadline.left_s() + drain_s
             waiting.append(engine.begin(member, "commit_when_ready", version, pause, senders, limit_s))
         try:
-            hold_back()
-            flags.set(GO, version)
-            is_done = flags.wait(
-                lambda: flags.all_say(done, version), self._deadline.left_s(), lambda: are_over(waiting)
+            enter_hold()
+            progress.set(COMMIT, version)
+            is_done = progress.wait(
+                lambda: progress.all_at(receivers, version), self._deadline.left_s(), lambda: have_ended(waiting)
             )
             if not is_done:
-                flags.set(STOP, version)
-                wait_all(waiting, Deadline(self._deadline.left_s(at_least_s=STOPPED_S)))
-                if not flags.all_say(done, version):  # nobody failed, and somebody was late
-                    message = f"version {version} was not taken by all engines within {self._deadline.timeout_s:g} s"
+                progress.set(ABORT, version)
+                wait_all(waiting, Deadline(self._deadline.left_s(at_least_s=ABORT_S)))
+                if not progress.all_at(receivers, version):  # no call failed, but one was late
+                    message = f"not all engines loaded version {version} within {self._deadline.timeout_s:g} s"
                     raise CallTimeoutError([Finding("W203", message)])
         except BaseException:
             self._connected = None
-            flags.set(STOP, version)  # before the look: who sees the senders' flags later sees this one too
-            if flags.get(GO) == version and flags.all_say(senders, version):
-                self.begun = version  # some engine may have it
+            # Abort before reading the senders' slots: an engine that finds them finished later finds the abort, too.
+            progress.set(ABORT, version)
+            if progress.get(COMMIT) == version and progress.all_at(senders, version):
+                self.attempted_version = version  # an engine may have loaded it
             raise
-        self.begun = version
+        self.attempted_version = version
         for result in waiting:
             if isinstance(result, LaneResult):
                 result.forget()
@@ -315,67 +334,82 @@ class WeightSync:
         try:
             publish_version(self._folder, version, self._files)
         except OSError as error:
-            message = f"version {version} was not sent: {self._folder} does not have what trainers wrote: {error}"
-            fixes = (Fix("a folder that all see, this process too", "RolloutManager(…, weights_folder=…)"),)
+            message = f"version {version} was not sent: {self._folder} lacks files that the trainer wrote: {error}"
+            fixes = (Fix("use a folder that all nodes and this process share", "RolloutManager(…, weights_folder=…)"),)
             raise RolloutError([Finding("S205", message, fixes=fixes)]) from error
 
     def _commit(self, version: int, pause: str) -> None:
-        self.begun = version  # from here on an engine may have it, whatever happens
-        waiting = []
+        """Have all engines load the version that was staged for them."""
+        self.attempted_version = version  # from here on an engine may serve it, also after a failure
+        waiting: list[CallResult] = []
         for engine, member in self._members:
             waiting += engine.commit(member, version, pause, self._folder)
-        has_direct = any(channel.is_direct for channel in self._channels)
-        sending = [self.train.workers.send_weights(version, True)] if has_direct else []
+        has_direct = any(stream.is_direct for stream in self._streams)
+        sending: list[CallResult] = [self.train.workers.send_weights(version, True)] if has_direct else []
         try:
             self._wait_for_both(waiting, sending)
         except BaseException:
             self._connected = None
             raise
 
-    def _wait_for_both(self, of_engines: list[GroupResult], of_trainer: list[GroupResult]) -> None:
-        """Waits for calls of engines and of the trainer, which must not wait in a broadcast for an engine that failed."""
+    def _wait_for_both(self, of_engines: Sequence[CallResult], of_trainer: Sequence[CallResult]) -> None:
+        """Wait for calls of engines and trainer. If an engine fails, the trainer's broadcasts to it are aborted."""
         watch = FailureWatch(of_engines, lambda error: self._stop_broadcasts(error.findings[0].message))
         with watch if of_trainer and self._has_broadcasts else contextlib.nullcontext():
             wait_all([*of_engines, *of_trainer], self._deadline)
 
     def _stop_broadcasts(self, reason: str) -> None:
-        """Has all ranks of the trainer give up their broadcasts."""
+        """Abort the broadcasts of all ranks of the trainer; wait at most :data:`STOP_S` until they know."""
         refs = self.train.workers.call_beside("stop_broadcasts", reason)
         ray.wait(refs, num_returns=len(refs), timeout=STOP_S)
 
     @property
     def maps_memory(self) -> bool:
-        """Whether engines have mapped memory of the trainer's GPUs."""
-        return any(channel.kind is WeightTransport.IPC for channel in self._channels)
+        """Whether engines map memory of the trainer's GPUs."""
+        return any(stream.transport is WeightTransport.IPC for stream in self._streams)
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Close all channels, as far as their ends are alive; wait for that at most half of what is left of a deadline."""
+        """Close the endpoints of all workers that are alive. Failures are logged.
+
+        Args:
+            deadline: Wait at most half of the time left, and never longer than :data:`CLOSE_S`.
+        """
         limit = Deadline(CLOSE_S if deadline is None else min(CLOSE_S, deadline.left_s() / 2))
         collectives = CollectiveManager(self._cluster.managers)
-        waiting: list[GroupResult] = []
-        with contextlib.suppress(RoostError):
+        waiting: list[CallResult] = []
+        with _errors_logged("the streams of weights were not closed", RoostError):
             if self._has_broadcasts:
-                self._stop_broadcasts("their channels are closed")
+                self._stop_broadcasts("their streams are closed")
             for engine, member in self._members:
                 if engine.is_alive:
                     waiting += engine.call(member, "close_receiver")
-            waiting.append(self.train.workers.close_channels())
+            waiting.append(self.train.workers.close_streams())
         for result in waiting:
-            with contextlib.suppress(RoostError):
+            with _errors_logged("a worker did not close its streams of weights", RoostError):
                 result.wait(limit.left_s())
-        for channel in self._channels:
-            if channel.kind is WeightTransport.BROADCAST:
-                with contextlib.suppress(Exception):
-                    collectives.remove(channel.id)
-        self._members, self._channels, self._files, self._connected = [], [], [], None
+        for stream in self._streams:
+            if stream.transport is WeightTransport.BROADCAST:
+                with _errors_logged(f"the process group {stream.id} is still registered", Exception):
+                    collectives.remove(stream.id)
+        self._members, self._in_place = [], []
+        self._streams, self._files, self._connected = [], [], None
         self._has_broadcasts = False
-        if self._flags is not None:
-            self._flags.close()
-            self._flags = None
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+
+@contextlib.contextmanager
+def _errors_logged(message: str, kind: type[Exception]) -> Iterator[None]:
+    """Log errors of a kind, at level DEBUG: the worker may have died, which is reported where it is found."""
+    try:
+        yield
+    except kind as error:
+        logger.debug("%s: %s", message, error)
 
 
 class _Clock:
-    """Seconds of phases."""
+    """A stopwatch for the phases of a sync."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

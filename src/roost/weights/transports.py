@@ -1,34 +1,38 @@
-"""Which way weights go from a trainer to engines: by where both are, and by what the engines' processes can do."""
+"""The transport between each rank of a trainer and each engine, from their locations and the engines' abilities."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from roost.errors import Finding, RolloutError
 from roost.plan import Sharding, TensorShards, WeightTransport
 from roost.plan.transport import NEAR, used_transport
-from roost.weights.channels import Channel, WeightDescription
+from roost.weights.parties import SyncEngine
+from roost.weights.streams import WeightDescription, WeightStream
 from roost.worker.deadline import Deadline
 
-if TYPE_CHECKING:
-    from roost.engines.handles import EngineHandle
-
-__all__ = ["Targets", "Way", "sort_engines"]
+__all__ = ["ReceiverGroup", "TransportSelector", "group_engines"]
 
 
 @dataclass
-class Targets:
-    """Receivers that can be planned for at once: they cut their tensors in the same way, and join broadcasts alike."""
+class ReceiverGroup:
+    """Receivers with the same sharding and the same kind of process group, for one transfer plan.
+
+    Attributes:
+        description: Description of their weights, without GPUs.
+        is_far: Whether the plan's transport is a broadcast.
+        members: Engine and member of each receiver.
+        gpus: UUIDs of the GPUs that each receiver sees.
+    """
 
     description: WeightDescription
     is_far: bool
-    members: list[tuple[EngineHandle, int]] = field(default_factory=list)
+    members: list[tuple[SyncEngine, int]] = field(default_factory=list)
     gpus: list[tuple[str, ...]] = field(default_factory=list)
 
     def sharding(self) -> Sharding:
-        """Their side of the transfer."""
+        """Return the receivers' side of the transfer plan."""
         tp = self.description.tensor_parallel
         locations = tuple(engine.location(member) for engine, member in self.members)
         return Sharding(
@@ -41,75 +45,89 @@ class Targets:
         )
 
 
-class Way:
-    """How weights get from a trainer to some engines.
+class TransportSelector:
+    """The choice of transports from a trainer to a group of receivers.
+
+    Args:
+        receivers: The receivers.
+        source: Sharding of the trainer.
+        gpus: UUIDs of the GPUs that hold the weights of each rank of the trainer.
 
     Attributes:
-        source: The trainer's side; of a broadcast that engines' own processes join, one rank of it.
+        source: Sharding of the ranks that send: the trainer's, or one rank where the engines' own processes join the
+            broadcast.
     """
 
-    def __init__(self, targets: Targets, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
-        described = targets.description
+    def __init__(self, receivers: ReceiverGroup, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
+        described = receivers.description
         is_whole = source.tp == 1 and source.pp == 1
-        self._direct = described.broadcast if is_whole and targets.is_far else ""
+        self._direct = described.broadcast if is_whole and receivers.is_far else ""
         self._can_map = described.takes_pieces or source.tp == 1
-        self._targets = targets
+        self._receivers = receivers
         self._gpus = gpus
         self.source = source
         if self._direct:
             self.source = replace(source, dp=1, locations=source.locations[:1])
 
-    def kind(self, sender: int, target: int) -> WeightTransport:
-        """The transport from a rank of the trainer to a receiver: what was planned, where both are on one node."""
-        engine, member = self._targets.members[target]
+    def transport(self, sender: int, receiver: int) -> WeightTransport:
+        """Return the transport from a rank of the trainer to a receiver.
+
+        It is the plan's transport, but a transport within a node is only used where both are on the same node.
+        """
+        engine, member = self._receivers.members[receiver]
         planned, location = engine.transport(member), engine.location(member)
         if planned not in NEAR:
             return planned
         own = set(self._gpus[sender])
-        can_map = bool(own) and member == 0 and self._can_map and own <= set(self._targets.gpus[target])
+        can_map = bool(own) and member == 0 and self._can_map and own <= set(self._receivers.gpus[receiver])
         return used_transport(planned, self.source.locations[sender][0] == location[0], can_map)
 
-    def carried(self, channel: Channel, first: int) -> Channel:
-        """A channel that knows what carries it; receivers are counted from ``first``."""
-        if channel.kind is not WeightTransport.BROADCAST:
-            return channel
-        each = self._targets.description.broadcast_ranks if self._direct else 1
-        ranks = tuple(range(1, 1 + each * len(channel.targets), each))
-        backend = self._direct or ("nccl" if self._has_own_gpus(channel, first) else "gloo")
-        sender = self._targets.description.broadcast_sender if self._direct else ""
-        world_size = 1 + each * len(channel.targets)
-        return replace(channel, backend=backend, sender=sender, first_ranks=ranks, world_size=world_size)
+    def with_process_group(self, stream: WeightStream, first: int) -> WeightStream:
+        """Return a broadcast stream with the parameters of its process group, other streams unchanged.
 
-    def _has_own_gpus(self, channel: Channel, first: int) -> bool:
-        """Whether the sender and all receivers have a GPU each that no other has: NCCL wants that.
-
-        The workers of engines that are programs of their own have none: the memory is the program's.
+        Args:
+            stream: The stream.
+            first: Number of this group's first receiver among all receivers.
         """
-        if self._targets.description.broadcast:
+        if stream.transport is not WeightTransport.BROADCAST:
+            return stream
+        each = self._receivers.description.broadcast_ranks if self._direct else 1
+        ranks = tuple(range(1, 1 + each * len(stream.targets), each))
+        backend = self._direct or ("nccl" if self._has_own_gpus(stream, first) else "gloo")
+        sender = self._receivers.description.broadcast_sender if self._direct else ""
+        world_size = 1 + each * len(stream.targets)
+        return replace(stream, backend=backend, sender=sender, first_ranks=ranks, world_size=world_size)
+
+    def _has_own_gpus(self, stream: WeightStream, first: int) -> bool:
+        """Return whether sender and receivers have different GPUs, as NCCL requires.
+
+        The worker of an engine that runs as another program uses no GPU: the program does.
+        """
+        if self._receivers.description.broadcast:
             return False
-        used = [self._gpus[channel.source][:1], *(self._targets.gpus[rank - first][:1] for rank in channel.targets)]
+        used = [self._gpus[stream.source][:1], *(self._receivers.gpus[rank - first][:1] for rank in stream.targets)]
         return all(used) and len(set(used)) == len(used)
 
 
-def sort_engines(engines: Sequence[EngineHandle], source: Sharding, deadline: Deadline) -> list[Targets]:
-    """Engines that take the same tensors cut in the same way, together."""
-    asked = [engine.describe() for engine in engines]
-    classes: dict[tuple[WeightDescription, bool], Targets] = {}
-    for engine, result in zip(engines, asked, strict=True):
+def group_engines(engines: Sequence[SyncEngine], source: Sharding, deadline: Deadline) -> list[ReceiverGroup]:
+    """Ask engines for their weights; return them grouped by sharding and distance. Blocks until all have answered."""
+    results = [engine.describe() for engine in engines]
+    groups: dict[tuple[WeightDescription, bool], ReceiverGroup] = {}
+    for engine, result in zip(engines, results, strict=True):
         described = (
             result.wait(deadline.left_s())[0] if result is not None else WeightDescription(_whole(source.tensors))
         )
         tp = described.tensor_parallel
         if tp not in (1, engine.num_members):
-            message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
+            message = f"{engine.name}: the engine shards its tensors over {tp} members, but it has {engine.num_members}"
             raise RolloutError([Finding("S202", message)])
         alike, is_far = replace(described, gpus=()), engine.transport(0) is WeightTransport.BROADCAST
-        targets = classes.setdefault((alike, is_far), Targets(alike, is_far))
-        targets.members += [(engine, member) for member in range(tp)]
-        targets.gpus += [described.gpus] * tp
-    return list(classes.values())
+        group = groups.setdefault((alike, is_far), ReceiverGroup(alike, is_far))
+        group.members += [(engine, member) for member in range(tp)]
+        group.gpus += [described.gpus] * tp
+    return list(groups.values())
 
 
 def _whole(tensors: Sequence[TensorShards]) -> tuple[TensorShards, ...]:
-    """The same tensors, uncut."""
+    """Return the same tensors without sharding."""
     return tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)

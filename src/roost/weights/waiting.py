@@ -1,23 +1,25 @@
-"""Waiting for calls of engines and of a trainer that belong together."""
+"""Waiting for several calls of engines and of a trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from roost.errors import CallTimeoutError, RoostError, WorkerDiedError
-from roost.worker import GroupResult
+from roost.weights.parties import CallResult
 from roost.worker.deadline import Deadline
-from roost.worker.results import LaneResult
 
-__all__ = ["are_over", "wait_all"]
+__all__ = ["have_ended", "wait_all"]
 
 
-def wait_all(results: Sequence[GroupResult | LaneResult], deadline: Deadline) -> None:
-    """Wait for all, also after a failure; raise the first cause: an error rather than what it entailed."""
+def wait_all(results: Sequence[CallResult], deadline: Deadline) -> None:
+    """Block until all calls have ended, also after one has failed; raise the root cause of the failures.
+
+    The death of a worker comes first, then errors other than broken connections, which are consequences.
+    """
     errors: list[RoostError] = []
     is_late = False
     for result in results:
-        if is_late and not result.done():  # one error says that the deadline has passed
+        if is_late and not result.done():  # one timeout error is enough
             continue
         try:
             result.wait(deadline.left_s())
@@ -27,13 +29,13 @@ def wait_all(results: Sequence[GroupResult | LaneResult], deadline: Deadline) ->
     if not errors:
         return
     died = [error for error in errors if isinstance(error, WorkerDiedError)]
-    torn = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "error[S207]")
-    own = [error for error in errors if not any(text in str(error) for text in torn)]
-    raise (died or own or errors)[0]
+    consequences = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "error[S207]")
+    causes = [error for error in errors if not any(text in str(error) for text in consequences)]
+    raise (died or causes or errors)[0]
 
 
-def are_over(results: Sequence[GroupResult | LaneResult]) -> bool:
-    """Whether one of them has ended badly, or all have ended."""
+def have_ended(results: Sequence[CallResult]) -> bool:
+    """Return whether a call has failed, or all have ended. Does not block."""
     ended = [result for result in results if result.done()]
     for result in ended:
         try:

@@ -12,8 +12,6 @@ import os
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,9 +20,10 @@ from roost.cluster.ports import PortLease, is_own_server, lease_ports
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.client import EngineClient
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped, url_of
-from roost.engines.keys import VARIABLE, headers_of, make_key
+from roost.engines.http_calls import ask, send
+from roost.engines.keys import VARIABLE, make_key
 from roost.engines.requests import params_of_samples
-from roost.engines.server_process import ServerProcess, ask, opener, socket_folder
+from roost.engines.server_process import ServerProcess, socket_folder
 from roost.engines.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
 from roost.engines.sglang.ending import end_of
 from roost.engines.sglang.memory import FreeMemory, measure_free
@@ -35,7 +34,7 @@ from roost.weights.checkpoint_shapes import checkpoint_tensors
 if TYPE_CHECKING:
     import torch
 
-    from roost.weights.channels import Channel
+    from roost.weights.streams import WeightStream
 
 __all__ = ["SglangEngine"]
 
@@ -396,12 +395,12 @@ class SglangEngine(Engine):
             self.version = version
 
     def intake(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
         """How SGLang's processes read what trainers send, where they can."""
         from roost.engines.sglang.intake import make_intake
 
-        return make_intake(self, self._place, channels, addresses, rank, timeout_s)
+        return make_intake(self, self._place, streams, addresses, rank, timeout_s)
 
     # Asking it -----------------------------------------------------------------------------
 
@@ -423,17 +422,13 @@ class SglangEngine(Engine):
 
     def _is_idle(self) -> bool:
         """Whether it has no request: only then it empties its cache."""
-        headers = headers_of(self._place.key)
-        request = urllib.request.Request(f"{self._url}/flush_cache", method="POST", data=b"", headers=headers)  # noqa: S310
+        url = f"{self._url}/flush_cache"
         try:
-            with opener.open(request, timeout=HEALTH_S):
-                return True
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 400:
-                    return False
-            raise RolloutError([Finding("E111", f"POST {self._url}/flush_cache answered {error.code}")]) from error
+            reply = send(url, "POST", timeout_s=HEALTH_S, key=self._place.key)
         except OSError as error:
             if self._child is not None and not self._child.is_alive():
                 raise RolloutError([self._end(self._child)]) from error
-            raise RolloutError([Finding("E111", f"POST {self._url}/flush_cache does not answer: {error}")]) from error
+            raise RolloutError([Finding("E111", f"POST {url} does not answer: {error}")]) from error
+        if reply.is_error and reply.status != 400:
+            raise RolloutError([Finding("E111", f"POST {url} answered {reply.status}")])
+        return not reply.is_error

@@ -20,9 +20,9 @@ from roost.engines.engine import EnginePlace, WeightIntake
 from roost.engines.sglang.command import ranks_of
 from roost.errors import RolloutError
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
 from roost.weights.files import version_folder
 from roost.weights.ipc import DEVICE, IpcAddress
+from roost.weights.streams import Piece, WeightStream
 
 if TYPE_CHECKING:
     from roost.engines.sglang.engine import SglangEngine
@@ -33,20 +33,20 @@ __all__ = ["FolderIntake", "GroupIntake", "HandleIntake", "buckets_of", "group_n
 def make_intake(
     engine: SglangEngine,
     place: EnginePlace,
-    channels: Sequence[Channel],
+    streams: Sequence[WeightStream],
     addresses: Mapping[str, Any],
     rank: int,
     timeout_s: float,
 ) -> WeightIntake | None:
-    """The intake for these channels; ``None`` where the worker must put tensors together."""
-    kinds = {channel.kind for channel in channels}
-    if channels and all(channel.is_direct for channel in channels):
-        return GroupIntake(engine, channels, addresses, rank, timeout_s)
+    """The intake for these streams; ``None`` where the worker must put tensors together."""
+    kinds = {stream.transport for stream in streams}
+    if streams and all(stream.is_direct for stream in streams):
+        return GroupIntake(engine, streams, addresses, rank, timeout_s)
     if kinds == {WeightTransport.FILE}:
-        return FolderIntake(engine, str(addresses[channels[0].id]))
-    is_whole = all(_is_whole(piece) for channel in channels for piece in channel.pieces)
+        return FolderIntake(engine, str(addresses[streams[0].id]))
+    is_whole = all(_is_whole(piece) for stream in streams for piece in stream.pieces)
     if kinds == {WeightTransport.IPC} and is_whole and place.num_members == 1:
-        return HandleIntake(engine, place, channels, addresses)
+        return HandleIntake(engine, place, streams, addresses)
     return None
 
 
@@ -72,19 +72,19 @@ class HandleIntake:
     """Weights in the memory of a GPU that SGLang's processes see."""
 
     def __init__(
-        self, engine: SglangEngine, place: EnginePlace, channels: Sequence[Channel], addresses: Mapping[str, Any]
+        self, engine: SglangEngine, place: EnginePlace, streams: Sequence[WeightStream], addresses: Mapping[str, Any]
     ) -> None:
         self._engine = engine
         self._count = ranks_of(place)
         self._arguments: dict[str, tuple[Any, ...]] = {}
-        for channel in channels:
-            there = IpcAddress.from_bytes(addresses[channel.id])
-            for piece, handle in zip(channel.pieces, there.handles, strict=True):
+        for stream in streams:
+            there = IpcAddress.from_bytes(addresses[stream.id])
+            for piece, handle in zip(stream.pieces, there.handles, strict=True):
                 # SGLang finds a GPU by its UUID: its index may be another in each of the processes.
                 self._arguments[piece.name] = (*handle[:DEVICE], there.uuid, *handle[DEVICE + 1 :])
 
     def receive(self, version: int) -> None:
-        """Nothing to do: the trainer's memory is the channel."""
+        """Nothing to do: the trainer's memory is the stream."""
 
     def commit(self, version: int) -> None:
         """Have every process of SGLang copy the trainer's tensors.
@@ -105,28 +105,28 @@ class GroupIntake:
     def __init__(
         self,
         engine: SglangEngine,
-        channels: Sequence[Channel],
+        streams: Sequence[WeightStream],
         addresses: Mapping[str, Any],
         rank: int,
         timeout_s: float,
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        self._groups: list[tuple[str, Channel]] = []
-        for channel in channels:
-            address = str(addresses[channel.id])
+        self._groups: list[tuple[str, WeightStream]] = []
+        for stream in streams:
+            address = str(addresses[stream.id])
             host, _, port = address.rpartition(":")
-            name = group_name(channel, address)
+            name = group_name(stream, address)
             body = {
                 "master_address": host.strip("[]"),
                 "master_port": int(port),
-                "rank_offset": channel.first_ranks[channel.targets.index(rank)],
-                "world_size": channel.world_size,
+                "rank_offset": stream.first_ranks[stream.targets.index(rank)],
+                "world_size": stream.world_size,
                 "group_name": name,
-                "backend": channel.backend,
+                "backend": stream.backend,
             }
             engine.post("init_weights_update_group", body, timeout_s)
-            self._groups.append((name, channel))
+            self._groups.append((name, stream))
 
     def receive(self, version: int) -> None:
         """Nothing is staged: SGLang writes what comes where it is used, when it is told to."""
@@ -134,8 +134,8 @@ class GroupIntake:
     def commit(self, version: int) -> None:
         """Has SGLang receive what the trainer sends meanwhile."""
         commands = []
-        for name, channel in self._groups:
-            for bucket in buckets_of(channel.pieces, self._engine.bucket_bytes):
+        for name, stream in self._groups:
+            for bucket in buckets_of(stream.pieces, self._engine.bucket_bytes):
                 body = {
                     "names": [piece.name for piece in bucket],
                     "dtypes": [piece.dtype for piece in bucket],
@@ -155,9 +155,9 @@ class GroupIntake:
         self._groups.clear()
 
 
-def group_name(channel: Channel, address: str) -> str:
-    """What both ends call the group of a channel; another one each time that it is opened."""
-    return f"{channel.id}-{address.rpartition(':')[2]}"
+def group_name(stream: WeightStream, address: str) -> str:
+    """What both ends call the group of a stream; another one each time that it is opened."""
+    return f"{stream.id}-{address.rpartition(':')[2]}"
 
 
 def buckets_of(pieces: Sequence[Piece], limit: float) -> list[list[Piece]]:

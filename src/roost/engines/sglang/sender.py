@@ -16,8 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from roost.cluster import PortLease, lease_ports
 from roost.engines.sglang.intake import group_name
-from roost.weights.channels import Channel
-from roost.weights.collective import LATER_S, errors_are_raised
+from roost.weights.collective import LIBRARY_GRACE_S, nccl_errors_raised
+from roost.weights.streams import WeightStream
 
 __all__ = ["DirectSender"]
 
@@ -26,10 +26,10 @@ WINDOW_BYTES = 2**30
 
 
 class DirectSender:
-    """Rank 0 of a channel's group; the others are SGLang's processes.
+    """Rank 0 of a stream's group; the others are SGLang's processes.
 
     Args:
-        channel: The channel.
+        stream: The stream.
         host: Address of this node.
         timeout_s: How long the others are waited for.
 
@@ -37,13 +37,13 @@ class DirectSender:
         address: Where they join.
     """
 
-    def __init__(self, channel: Channel, host: str, timeout_s: float) -> None:
-        self._channel = channel
-        self._backend = channel.backend
-        self._timeout = datetime.timedelta(seconds=timeout_s + LATER_S)
+    def __init__(self, stream: WeightStream, host: str, timeout_s: float) -> None:
+        self._stream = stream
+        self._backend = stream.backend
+        self._timeout = datetime.timedelta(seconds=timeout_s + LIBRARY_GRACE_S)
         self._lease: PortLease | None = lease_ports()
-        self._store: Any = dist.TCPStore(
-            host, self._lease.port, channel.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
+        self._store: c10d.Store | None = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not mark it as exported
+            host, self._lease.port, stream.world_size, True, self._timeout, wait_for_workers=False, multi_tenant=True
         )
         self.address = f"[{host}]:{self._lease.port}" if ":" in host else f"{host}:{self._lease.port}"
         self._group: Any = None
@@ -51,24 +51,27 @@ class DirectSender:
 
     def join(self) -> None:
         """Waits until all are there."""
-        name = group_name(self._channel, self.address)
+        store = self._store
+        if store is None:
+            raise RuntimeError("the sender was closed before its group was made")
+        name = group_name(self._stream, self.address)
         helper: Any = c10d._new_process_group_helper
         # torch 2.6 gave the options another name.
         options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
-        with errors_are_raised():
+        with nccl_errors_raised():
             group, _ = helper(
-                self._channel.world_size, 0, [], c10d.Backend(self._backend), dist.PrefixStore(name, self._store),
+                self._stream.world_size, 0, [], c10d.Backend(self._backend), c10d.PrefixStore(name, store),
                 group_name=name, timeout=self._timeout, **{options: None},
             )  # fmt: skip
         world: Any = c10d._world
-        world.pg_group_ranks[group] = {rank: rank for rank in range(self._channel.world_size)}
+        world.pg_group_ranks[group] = {rank: rank for rank in range(self._stream.world_size)}
         self._group = group
         if self._is_closed:  # meanwhile, in another thread
             self.close()
 
     @torch.no_grad()
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Sends a version, tensor by tensor, in the order of the channel."""
+        """Sends a version, tensor by tensor, in the order of the stream."""
         device = torch.device("cpu")
         if self._backend == "nccl":
             device = torch.device("cuda", torch.cuda.current_device())
@@ -76,7 +79,7 @@ class DirectSender:
         waiting: list[tuple[Any, torch.Tensor]] = []
         under_way = 0
         try:
-            for piece in self._channel.pieces:
+            for piece in self._stream.pieces:
                 tensor = tensors[piece.name].detach().to(device).contiguous()
                 waiting.append((dist.broadcast(tensor, 0, group=group, async_op=True), tensor))
                 under_way += piece.nbytes

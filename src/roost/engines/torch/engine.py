@@ -21,7 +21,7 @@ from roost.engines.torch.batching import Batcher, Request, Row
 from roost.engines.torch.pretrained import Pretrained, is_pretrained, read_pretrained
 from roost.engines.torch.weights import ModuleWeights
 from roost.errors import Finding, RolloutError, counted
-from roost.weights.borrowed import Lender
+from roost.weights.aliasing import MemoryOwner
 
 __all__ = ["TorchEngine"]
 
@@ -123,7 +123,7 @@ class TorchEngine(Engine):
                     message = f"the factory of a TorchEngine returned {type(module).__name__}, not a torch module"
                     raise RolloutError([Finding("E109", message)])
                 module = module.to(self._device).eval().requires_grad_(False)
-                config = getattr(module, "config", None)
+                config: Any = getattr(module, "config", None)
                 if hasattr(config, "get_text_config"):
                     config = config.get_text_config()  # of a model that also sees
                 if hasattr(config, "use_cache"):
@@ -242,10 +242,10 @@ class TorchEngine(Engine):
         weights = self._loaded()
         self._change(lambda: weights.copies(named).run(), version)
 
-    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, lender: Lender) -> None:
+    def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
         """Computes with these tensors themselves from now on; see :meth:`Engine.alias_weights`."""
         weights = self._loaded()
-        self._change(lambda: weights.borrow(named, lender), version, may_be_same=True)  # after forget_sources()
+        self._change(lambda: weights.borrow(named, owner), version, may_be_same=True)  # after forget_sources()
 
     def _change(self, action: Callable[[], None], version: int, may_be_same: bool = False) -> None:
         """Has the weights change between two tokens."""
@@ -277,7 +277,7 @@ class TorchEngine(Engine):
 
     def read_weights(self, folder: str | Path) -> Mapping[str, torch.Tensor]:
         """The weights of a folder; see :meth:`Engine.read_weights`. transformers reads what it wrote."""
-        module = self._load()
+        module: Any = self._load()
         if isinstance(self._factory, Pretrained) and is_pretrained(folder):
             return read_pretrained(folder, module.config.dtype)
         return super().read_weights(folder)
@@ -329,7 +329,7 @@ class TorchEngine(Engine):
         ids = torch.zeros((height, self._padded(max(len(row.tokens) for row in rows))), dtype=torch.long)
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)] = torch.tensor(row.tokens)
-        logits = _logits(self._module(ids.to(self._device)))
+        logits = _logits(self._load()(ids.to(self._device)))
         last = torch.tensor([len(row.tokens) - 1 for row in rows], device=logits.device)
         return _draw(rows, logits[torch.arange(len(rows), device=logits.device), last].double())
 

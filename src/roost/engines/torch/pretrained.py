@@ -62,6 +62,7 @@ class Pretrained:
         self.check()
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        models: Any = AutoModelForCausalLM  # transformers' hints do not cover what is used here
         here: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         report: Mapping[str, Any] = {}
         try:
@@ -70,11 +71,11 @@ class Pretrained:
             if self.has_random_weights:
                 with torch.random.fork_rng(devices=[]):
                     torch.default_generator.manual_seed(RANDOM_SEED)
-                    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+                    model: torch.nn.Module = models.from_config(config, dtype=dtype, trust_remote_code=False)
             else:
                 how = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True, **here}
                 with _no_bars():
-                    model, report = AutoModelForCausalLM.from_pretrained(self.folder, output_loading_info=True, **how)
+                    model, report = models.from_pretrained(self.folder, output_loading_info=True, **how)
         except Exception as error:
             message = f"transformers cannot load {self.folder} as a causal language model: {_first_line(error)}"
             raise RolloutError([Finding("E120", message)]) from error
@@ -129,15 +130,16 @@ def read_pretrained(folder: str | Path, dtype: torch.dtype) -> dict[str, torch.T
 @contextmanager
 def _no_bars() -> Iterator[None]:
     """Without transformers' progress bars, which fill the logs of many processes."""
-    from transformers.utils import logging
+    import transformers
 
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    bars: Any = transformers.utils.logging  # without type hints
+    was_enabled = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if was_enabled:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
 def _misfits(report: Mapping[str, Any]) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from roost.errors import Finding, Fix, RolloutError
-from roost.weights.borrowed import BorrowedTensors, Lender
+from roost.weights.aliasing import AliasedTensors, MemoryOwner
 from roost.weights.buffers import Copies, StagedTensors, dtype_name
 from roost.weights.host_copies import HostCopies, device_storages
 
@@ -31,13 +31,13 @@ class ModuleWeights:
         self.described = {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
         self._host = HostCopies()
         self._is_offloaded = False
-        self._borrowed: BorrowedTensors | None = None
-        self._lender: Lender | None = None
+        self._borrowed: AliasedTensors | None = None
+        self._memory_owner: MemoryOwner | None = None
 
     @property
     def is_here(self) -> bool:
         """Whether the module can compute."""
-        return not self._is_offloaded and (self._borrowed is None or self._lender is not None)
+        return not self._is_offloaded and (self._borrowed is None or self._memory_owner is not None)
 
     def check_lender(self) -> None:
         """Sees whether the memory that the module computes with is still somebody's.
@@ -45,7 +45,7 @@ class ModuleWeights:
         Raises:
             RolloutError: Where the process is gone that it belongs to (E112).
         """
-        if self._lender is not None and not self._lender.is_alive():
+        if self._memory_owner is not None and not self._memory_owner.is_alive():
             message = "the trainer whose memory the engine computes with is gone"
             fixes = (Fix("start a trainer, and send its weights", "train.update_weights()"),)
             raise RolloutError([Finding("E112", message, fixes=fixes)])
@@ -58,19 +58,19 @@ class ModuleWeights:
         Raises:
             RolloutError: Where names, shapes or dtypes differ; all of it (E102).
         """
-        is_kept = isinstance(named, StagedTensors) and not self._is_offloaded
-        if is_kept and named.kept is not None and named.kept[0] is self._tensors:
-            found: Copies = named.kept[1]
+        staged = named if isinstance(named, StagedTensors) and not self._is_offloaded else None
+        if staged is not None and staged.engine_cache is not None and staged.engine_cache[0] is self._tensors:
+            found: Copies = staged.engine_cache[1]
             return found
         given = self.checked(named)
         if self._borrowed is not None:
             self._own_again(given)
         made = Copies([self._host.view(self._tensors[name]) for name in given], list(given.values()))
-        if is_kept:
-            named.kept = (self._tensors, made)
+        if staged is not None:
+            staged.engine_cache = (self._tensors, made)
         return made
 
-    def borrow(self, named: Mapping[str, torch.Tensor], lender: Lender) -> None:
+    def borrow(self, named: Mapping[str, torch.Tensor], owner: MemoryOwner) -> None:
         """Computes with these tensors themselves from now on; those of another device are copied.
 
         Raises:
@@ -79,16 +79,20 @@ class ModuleWeights:
         if any(tensor.numel() and not _is_on(self._device, tensor) for tensor in named.values()):
             self.copies(named).run()
             return
-        if isinstance(named, StagedTensors) and self._borrowed is not None and named.kept == (self._borrowed, lender):
+        if (
+            isinstance(named, StagedTensors)
+            and self._borrowed is not None
+            and named.engine_cache == (self._borrowed, owner)
+        ):
             return  # they are in use
         given = self.checked(named)
         if self._borrowed is None:
-            self._borrowed = BorrowedTensors(self._module, self._aliases)
+            self._borrowed = AliasedTensors(self._module, self._aliases)
         self._borrowed.point(given)
-        self._tensors, self._lender = given, lender
+        self._tensors, self._memory_owner = given, owner
         self._host = HostCopies()  # where its own were away, nobody wants them back
         if isinstance(named, StagedTensors):
-            named.kept = (self._borrowed, lender)
+            named.engine_cache = (self._borrowed, owner)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what it had of its own
 
@@ -97,8 +101,8 @@ class ModuleWeights:
         if self._borrowed is not None:
             self._borrowed.drop()
             self._tensors = {}
-            if self._lender is not None and self._lender.is_alive():
-                self._lender = None
+            if self._memory_owner is not None and self._memory_owner.is_alive():
+                self._memory_owner = None
 
     def checked(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What was given, by the module's own names.
@@ -136,7 +140,7 @@ class ModuleWeights:
         if self._borrowed is not None:
             own = {name: torch.empty_like(tensor, device=self._device) for name, tensor in given.items()}
             self._borrowed.point(own)
-            self._tensors, self._borrowed, self._lender = own, None, None
+            self._tensors, self._borrowed, self._memory_owner = own, None, None
 
     # Away and back -------------------------------------------------------------------------
 

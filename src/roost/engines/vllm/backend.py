@@ -24,21 +24,21 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from roost.engines.vllm.messages import channel_from_json
+from roost.engines.vllm.messages import stream_from_json
 from roost.weights.buffers import box_of, dtype_of
-from roost.weights.channels import Piece
 from roost.weights.ipc import IpcReceiver
 from roost.weights.shared_memory import SharedMemoryReceiver
+from roost.weights.streams import Piece
 
 __all__ = ["RoostInitInfo", "RoostTransferEngine", "RoostUpdateInfo"]
 
 
 @dataclass
-class RoostInitInfo(WeightTransferInitInfo):
+class RoostInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM may be absent where types are checked
     """Where weights will come from.
 
     Attributes:
-        memory: Channels whose memory is on this node, with its place.
+        memory: Streams whose memory is on this node, with its place.
         nccl: What vLLM's own NCCL broadcast needs to be joined.
     """
 
@@ -47,7 +47,7 @@ class RoostInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class RoostUpdateInfo(WeightTransferUpdateInfo):
+class RoostUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """What is there now.
 
     Attributes:
@@ -59,7 +59,7 @@ class RoostUpdateInfo(WeightTransferUpdateInfo):
     nccl: dict[str, Any] | None = None
 
 
-class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
+class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):  # type: ignore[misc]
     """Loads what trainers of a Roost job send."""
 
     init_info_cls = RoostInitInfo
@@ -101,7 +101,7 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
         """The tensors by name. Those that came in pieces are put together, one after another."""
         parts: dict[str, list[tuple[Piece, torch.Tensor]]] = {}
         for end in self._ends:
-            for piece, view in zip(end.channel.pieces, end.staged(), strict=True):
+            for piece, view in zip(end.stream.pieces, end.staged(), strict=True):
                 parts.setdefault(piece.name, []).append((piece, view))
         for name, found in parts.items():
             piece, whole = found[0]
@@ -126,9 +126,9 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
 
 
 def _mapped(said: dict[str, Any]) -> SharedMemoryReceiver | IpcReceiver:
-    channel, address = channel_from_json(said)
+    stream, address = stream_from_json(said)
     if isinstance(address, str):
-        return SharedMemoryReceiver(channel, address)
+        return SharedMemoryReceiver(stream, address)
     if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
         raise ValueError("handles of GPU memory are pickled, and VLLM_ALLOW_INSECURE_SERIALIZATION is not 1")
-    return IpcReceiver(channel, address)
+    return IpcReceiver(stream, address)

@@ -21,7 +21,8 @@ import torch
 
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, WeightIntake, check_mode, stopped
-from roost.engines.server_process import LOG_LINES, ServerProcess, ask, socket_folder
+from roost.engines.http_calls import ask
+from roost.engines.server_process import LOG_LINES, ServerProcess, socket_folder
 from roost.engines.vllm.command import (
     check_options,
     check_vllm,
@@ -33,8 +34,8 @@ from roost.engines.vllm.command import (
 from roost.engines.vllm.generating import Asking, bodies_of
 from roost.engines.vllm.intake import NEAR, OwnMemory, VllmIntake
 from roost.errors import Finding, RolloutError, RoostError
-from roost.weights.channels import Channel
 from roost.weights.checkpoint_shapes import checkpoint_tensors
+from roost.weights.streams import WeightStream
 
 __all__ = ["VllmEngine"]
 
@@ -296,13 +297,13 @@ class VllmEngine(Engine):
         return {name: (shape, own if own and "float" in kind else kind) for name, (shape, kind) in found.items()}
 
     def intake(
-        self, channels: Sequence[Channel], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
+        self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
         """Has vLLM's workers read memory of their node, and join broadcasts; the rest comes to :meth:`load_weights`."""
-        if all(channel.kind in NEAR or channel.is_direct for channel in channels):
-            if not all(channel.is_direct for channel in channels):
+        if all(stream.transport in NEAR or stream.is_direct for stream in streams):
+            if not all(stream.is_direct for stream in streams):
                 self._check_one_node()
-            return VllmIntake(self, channels, addresses, rank, timeout_s)
+            return VllmIntake(self, streams, addresses, rank, timeout_s)
         return None
 
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
@@ -325,7 +326,7 @@ class VllmEngine(Engine):
         if self._own is None or not self._own[0].fits(given):
             self.forget_sources()
             memory = OwnMemory(given)
-            self._own = memory, VllmIntake(self, [memory.channel], memory.addresses, 0, COMMAND_S)
+            self._own = memory, VllmIntake(self, [memory.stream], memory.addresses, 0, COMMAND_S)
         memory, intake = self._own
         memory.write(given, version)
         intake.commit(version)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from roost.engines.vllm.messages import PACKING, channel_to_json, tensor_list
+from roost.engines.vllm.messages import PACKING, stream_to_json, tensor_list
 from roost.errors import RoostError
 from roost.plan import WeightTransport
 from roost.weights.buffers import dtype_name
-from roost.weights.channels import ALIGNMENT, Channel, Piece
 from roost.weights.shared_memory import SharedMemorySender
+from roost.weights.streams import ALIGNMENT, Piece, WeightStream
 
 if TYPE_CHECKING:
     from roost.engines.vllm.engine import VllmEngine
@@ -28,7 +28,7 @@ class VllmIntake:
 
     Args:
         engine: The engine.
-        channels: Memory of this node, or one broadcast that the workers join.
+        streams: Memory of this node, or one broadcast that the workers join.
         addresses: Where each is found, by its id.
         rank: Rank of the engine among all receivers.
         timeout_s: How long the trainer is waited for.
@@ -37,27 +37,27 @@ class VllmIntake:
     def __init__(
         self,
         engine: VllmEngine,
-        channels: Sequence[Channel],
+        streams: Sequence[WeightStream],
         addresses: Mapping[str, Any],
         rank: int,
         timeout_s: float,
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        near = [channel for channel in channels if channel.kind in NEAR]
-        self._init: dict[str, Any] = {"memory": [channel_to_json(channel, addresses[channel.id]) for channel in near]}
+        near = [stream for stream in streams if stream.transport in NEAR]
+        self._init: dict[str, Any] = {"memory": [stream_to_json(stream, addresses[stream.id]) for stream in near]}
         self._updates: list[dict[str, Any]] = [{"memory": True}] if near else []
-        for channel in channels:
-            if channel.is_direct:
-                host, _, port = addresses[channel.id].rpartition(":")
+        for stream in streams:
+            if stream.is_direct:
+                host, _, port = addresses[stream.id].rpartition(":")
                 self._init["nccl"] = {
                     "master_address": host.strip("[]"),
                     "master_port": int(port),
-                    "rank_offset": channel.first_ranks[channel.targets.index(rank)],
-                    "world_size": channel.world_size,
+                    "rank_offset": stream.first_ranks[stream.targets.index(rank)],
+                    "world_size": stream.world_size,
                     **PACKING,
                 }
-                self._updates.append({"nccl": tensor_list(channel.pieces)})
+                self._updates.append({"nccl": tensor_list(stream.pieces)})
         self._connect()
 
     def _connect(self) -> None:
@@ -86,20 +86,20 @@ class OwnMemory:
     """Memory of this process from which vLLM's workers load what came here some other way.
 
     Attributes:
-        channel: What is in it, and where.
-        addresses: Where the memory is found, by the id of the channel.
+        stream: What is in it, and where.
+        addresses: Where the memory is found, by the id of the stream.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         pieces = _pieces(tensors)
         nbytes = pieces[-1].offset + pieces[-1].nbytes if pieces else 0
-        self.channel = Channel("own", WeightTransport.SHARED_MEMORY, 0, (0,), pieces, nbytes)
-        self._sender = SharedMemorySender(self.channel)
-        self.addresses = {self.channel.id: self._sender.address}
+        self.stream = WeightStream("own", WeightTransport.SHARED_MEMORY, 0, (0,), pieces, nbytes)
+        self._sender = SharedMemorySender(self.stream)
+        self.addresses = {self.stream.id: self._sender.address}
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether these have the same names, shapes and types."""
-        return self.channel.pieces == _pieces(tensors)
+        return self.stream.pieces == _pieces(tensors)
 
     def write(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Puts a version into it."""

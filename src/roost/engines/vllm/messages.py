@@ -8,31 +8,31 @@ from dataclasses import asdict
 from typing import Any
 
 from roost.plan import WeightTransport
-from roost.weights.channels import Channel, Piece
+from roost.weights.streams import Piece, WeightStream
 
-__all__ = ["PACKING", "channel_from_json", "channel_to_json", "tensor_list"]
+__all__ = ["PACKING", "stream_from_json", "stream_to_json", "tensor_list"]
 
 PACKING = {"packed": True, "packed_buffer_size_bytes": 1 << 30, "packed_num_buffers": 2}
 """How tensors are packed for vLLM's broadcast: both ends must do it alike."""
 
 
-def channel_to_json(channel: Channel, address: str | bytes) -> dict[str, Any]:
-    """A channel, and where its memory is."""
+def stream_to_json(stream: WeightStream, address: str | bytes) -> dict[str, Any]:
+    """A stream, and where its memory is."""
     where = {"pickled": base64.b64encode(address).decode()} if isinstance(address, bytes) else {"path": address}
     return {
-        "id": channel.id,
-        "kind": channel.kind.value,
-        "nbytes": channel.nbytes,
-        "pieces": [asdict(piece) for piece in channel.pieces],
+        "id": stream.id,
+        "transport": stream.transport.value,
+        "nbytes": stream.nbytes,
+        "pieces": [asdict(piece) for piece in stream.pieces],
         **where,
     }
 
 
-def channel_from_json(said: Mapping[str, Any]) -> tuple[Channel, str | bytes]:
+def stream_from_json(said: Mapping[str, Any]) -> tuple[WeightStream, str | bytes]:
     """The other way round; who reads and who writes is left out."""
     pieces = tuple(Piece(**{name: _tuples(value) for name, value in piece.items()}) for piece in said["pieces"])
-    channel = Channel(said["id"], WeightTransport(said["kind"]), 0, (0,), pieces, said["nbytes"])
-    return channel, base64.b64decode(said["pickled"]) if "pickled" in said else said["path"]
+    stream = WeightStream(said["id"], WeightTransport(said["transport"]), 0, (0,), pieces, said["nbytes"])
+    return stream, base64.b64decode(said["pickled"]) if "pickled" in said else said["path"]
 
 
 def tensor_list(pieces: Sequence[Piece]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ import torch
 from roost.cluster import lease_ports
 from roost.engines.vllm.messages import PACKING
 from roost.errors import Finding, Fix, RolloutError
-from roost.weights.channels import Channel
+from roost.weights.streams import WeightStream
 
 __all__ = ["DirectSender"]
 
@@ -26,13 +26,13 @@ class DirectSender:
         RolloutError: Where the trainer's environment has no vLLM (E122): its helpers are used here.
     """
 
-    def __init__(self, channel: Channel, host: str, timeout_s: float) -> None:
+    def __init__(self, stream: WeightStream, host: str, timeout_s: float) -> None:
         if importlib.util.find_spec("vllm") is None:
             message = "the trainer cannot join vLLM's NCCL broadcast: its environment has no vLLM"
             rule = "both ends of that broadcast are vLLM's; on one node none is needed"
             fixes = (Fix("install it beside the trainer", "pip install vllm"),)
             raise RolloutError([Finding("E122", message, rule=rule, fixes=fixes)])
-        self._channel = channel
+        self._stream = stream
         self._host = host
         self._lease = lease_ports(1)
         self._group: Any = None
@@ -44,7 +44,7 @@ class DirectSender:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         meeting = {"master_address": self._host, "master_port": self._lease.port}
-        group = trainer_init({**meeting, "world_size": self._channel.world_size})
+        group = trainer_init({**meeting, "world_size": self._stream.world_size})
         self._group = group
         if self._is_closed:  # meanwhile, in another thread
             self.close()
@@ -56,7 +56,7 @@ class DirectSender:
         group = self._group
         torch.cuda.synchronize()  # it packs on streams of its own, which wait for nothing of the trainer's
         packed_nccl_broadcast_producer(
-            iterator=((piece.name, tensors[piece.name].detach()) for piece in self._channel.pieces),
+            iterator=((piece.name, tensors[piece.name].detach()) for piece in self._stream.pieces),
             group=group,
             src=0,
             post_iter_func=lambda item: item[1],

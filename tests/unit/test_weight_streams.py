@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
 from roost.plan.shards import spans_of
-from roost.weights.channels import ALIGNMENT, make_channels
 from roost.weights.collective import _buckets
 from roost.weights.endpoints import WeightReceiver, WeightSender
 from roost.weights.files import publish_version
 from roost.weights.shard_files import plan_files
+from roost.weights.streams import ALIGNMENT, make_streams
 
 SHARED, BROADCAST, FILE = WeightTransport.SHARED_MEMORY, WeightTransport.BROADCAST, WeightTransport.FILE
 
@@ -63,20 +63,20 @@ class Job:
     def __init__(self, source: Sharding, target: Sharding, kinds: Sequence[WeightTransport], folder: Path) -> None:
         self.source, self.target, self.folder = source, target, str(folder)
         flow = plan_transfer(source, target)
-        self.channels = make_channels(flow, lambda sender, receiver: kinds[receiver % len(kinds)])
-        self.files = plan_files(source) if any(c.kind is FILE for c in self.channels) else []
+        self.streams = make_streams(flow, lambda sender, receiver: kinds[receiver % len(kinds)])
+        self.files = plan_files(source) if any(c.transport is FILE for c in self.streams) else []
         shards = {shard.rank: shard for shard in self.files}
-        sent = [channel for channel in self.channels if channel.kind is not FILE]
+        sent = [stream for stream in self.streams if stream.transport is not FILE]
         self.senders = [
             WeightSender([c for c in sent if c.source == rank], shards.get(rank), "127.0.0.1", self.folder, 20.0)
             for rank in range(source.world_size)
         ]
-        addresses: dict[str, object] = dict.fromkeys([c.id for c in self.channels], self.folder)
+        addresses: dict[str, object] = dict.fromkeys([c.id for c in self.streams], self.folder)
         addresses |= {key: value for sender in self.senders for key, value in sender.addresses.items()}
         self.receivers: dict[int, WeightReceiver] = {}
 
         def receive(rank: int) -> None:
-            read = [c for c in self.channels if rank in c.targets]
+            read = [c for c in self.streams if rank in c.targets]
             self.receivers[rank] = WeightReceiver(read, addresses, rank, "127.0.0.1", 20.0)
 
         together(
@@ -165,15 +165,15 @@ def test_any_pair_of_sizes_and_cuts(
 def test_receivers_that_want_the_same_share_a_channel() -> None:
     tensors = described(whole_tensors(), {})
     flow = plan_transfer(Sharding(tensors), Sharding(tensors, dp=5))
-    channels = make_channels(flow, lambda sender, receiver: SHARED if receiver < 2 else BROADCAST, first_target=10)
-    assert [(c.kind, c.targets) for c in channels] == [(SHARED, (10, 11)), (BROADCAST, (12, 13, 14))]
-    assert all(piece.offset % ALIGNMENT == 0 for piece in channels[0].pieces)
+    streams = make_streams(flow, lambda sender, receiver: SHARED if receiver < 2 else BROADCAST, first_target=10)
+    assert [(c.transport, c.targets) for c in streams] == [(SHARED, (10, 11)), (BROADCAST, (12, 13, 14))]
+    assert all(piece.offset % ALIGNMENT == 0 for piece in streams[0].pieces)
 
 
 def test_buckets_hold_runs_of_pieces() -> None:
     tensors = tuple(TensorShards(str(i), (size,), "uint8") for i, size in enumerate((100, 10, 300, 0, 20)))
-    [channel] = make_channels(plan_transfer(Sharding(tensors), Sharding(tensors)), lambda *_: BROADCAST)
-    buckets = _buckets(channel.pieces, size=160)
+    [stream] = make_streams(plan_transfer(Sharding(tensors), Sharding(tensors)), lambda *_: BROADCAST)
+    buckets = _buckets(stream.pieces, size=160)
     assert [[piece.name for piece in pieces] for _, _, pieces in buckets] == [["0", "1"], ["2"], ["4"]]
     assert [(start, stop) for start, stop, _ in buckets] == [(0, 138), (192, 492), (512, 532)]
 
@@ -208,7 +208,7 @@ def test_a_sender_that_fails_lets_nobody_wait(tmp_path: Path) -> None:
 def test_shared_memory_has_no_name_and_ends_with_its_users(tmp_path: Path) -> None:
     side = Sharding(described(whole_tensors(), {}))
     job = Job(side, side, [SHARED], tmp_path)
-    address = job.senders[0].addresses[job.channels[0].id]
+    address = job.senders[0].addresses[job.streams[0].id]
     assert "memfd:" in str(Path(address).readlink())
     job.close()
     assert not Path(address).exists()

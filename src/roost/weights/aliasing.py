@@ -1,4 +1,4 @@
-"""A module that computes with tensors of another process: nothing is copied, and the other can be gone any time."""
+"""Modules whose tensors are memory of another process. Nothing is copied, and that process can die at any time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from roost.worker.processes import look_at
 
-__all__ = ["BorrowedTensors", "Lender"]
+__all__ = ["AliasedTensors", "MemoryOwner"]
 
 
-class Lender:
-    """The process whose memory is used.
+class MemoryOwner:
+    """The process that owns mapped memory.
 
     Args:
-        pid: Its process id, on this node.
+        pid: Process id on this node.
     """
 
     def __init__(self, pid: int) -> None:
@@ -23,19 +23,19 @@ class Lender:
         self._known = look_at(pid)
 
     def is_alive(self) -> bool:
-        """Whether it runs; its memory is not to be trusted otherwise."""
+        """Return whether the process runs. After its death, the contents of its memory are undefined."""
         found = look_at(self.pid)
         if found is None or self._known is None:
             return False
-        return found.is_alive and found.is_same(self._known.started)  # else the number is another's by now
+        return found.is_alive and found.is_same(self._known.started)  # else the id was reused
 
 
-class BorrowedTensors:
-    """Points the tensors of a module to memory that is not its own, and away from it.
+class AliasedTensors:
+    """The tensors of a module, which can be pointed to memory of another process.
 
     Args:
-        module: The module. What its tensors have of their own is given up.
-        aliases: For every name of ``state_dict`` the one under which its tensor stands.
+        module: The module. Pointing its tensors elsewhere frees the memory that they had.
+        aliases: Name of each ``state_dict`` entry → the name of its tensor in :meth:`point`. Tied entries share one.
     """
 
     def __init__(self, module: torch.nn.Module, aliases: Mapping[str, str]) -> None:
@@ -45,14 +45,14 @@ class BorrowedTensors:
                 self._owners.setdefault(aliases[name], []).append(tensor)
 
     def point(self, given: Mapping[str, torch.Tensor]) -> None:
-        """Uses these tensors from now on."""
+        """Make the module use the memory of these tensors."""
         for name, tensor in given.items():
             for owner in self._owners[name]:
                 if owner.data_ptr() != tensor.data_ptr() or owner.shape != tensor.shape:
                     owner.data = tensor.detach()
 
     def drop(self) -> None:
-        """Uses nobody's: the module cannot compute until it is pointed somewhere again."""
+        """Point all tensors to empty memory: the module cannot compute until :meth:`point` is called again."""
         for owners in self._owners.values():
             for owner in owners:
                 owner.data = torch.empty(0, dtype=owner.dtype, device=owner.device)
