@@ -30,7 +30,7 @@ INIT_PORTS = 30
 """Consecutive ports for distributed init, besides one per data-parallel rank."""
 ATTENTION_PORTS = 4
 """Further ones for data-parallel attention, besides one per data-parallel rank."""
-END_S = 0.2
+CHECK_PERIOD_S = 0.2
 """How often is looked whether the engine has ended."""
 
 
@@ -65,7 +65,7 @@ class EngineWorker(Worker):
         self._progress: SharedProgress | None = None
         self._slot = 0
         self._received = 0
-        self._whole = (StagedTensors(), StagedTensors())
+        self._complete = (StagedTensors(), StagedTensors())
         self._leases: list[PortLease] = []
         self._url = ""
 
@@ -99,13 +99,15 @@ class EngineWorker(Worker):
             message = f"it ran out of memory: {error}"
             raise RolloutError([Finding("E202", message, context=(place.share_text(),), fixes=fixes)]) from error
         if type(self._engine).ended is not Engine.ended:
-            threading.Thread(target=self._end_with, args=(self._engine,), name="engine-end", daemon=True).start()
+            threading.Thread(
+                target=self._exit_when_engine_ends, args=(self._engine,), name="engine-end", daemon=True
+            ).start()
         return self._url
 
-    def _end_with(self, engine: Engine) -> None:
+    def _exit_when_engine_ends(self, engine: Engine) -> None:
         """Ends this process when the engine can never serve again: who looks after it finds it dead."""
         while not (reason := engine.ended()):
-            time.sleep(END_S)
+            time.sleep(CHECK_PERIOD_S)
         sys.stderr.write(printable(f"the engine has ended: {reason}\n{engine.logs()}\n"))
         sys.stderr.flush()
         os._exit(1)
@@ -200,7 +202,7 @@ class EngineWorker(Worker):
                     self._intake.receive(version)
                 self._intake.commit(version)
             elif self._receiver is not None:
-                named = self._named(self._receiver.staged())
+                named = self._with_empty_tensors(self._receiver.staged())
                 if self._memory_owner is not None:
                     self.engine.alias_weights(named, version, self._memory_owner)
                 else:
@@ -231,15 +233,15 @@ class EngineWorker(Worker):
             progress.set(self._slot, version)
         return self.engine.version
 
-    def _named(self, staged: StagedTensors) -> StagedTensors:
+    def _with_empty_tensors(self, staged: StagedTensors) -> StagedTensors:
         """What was staged, and tensors of no elements: nothing of those travels, and the engine wants them too."""
-        if self._whole[0] is not staged:
+        if self._complete[0] is not staged:
             described = self.engine.describe_weights().items()
             empty = {
                 name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in described if 0 in shape
             }
-            self._whole = (staged, StagedTensors({**staged, **empty}))
-        return self._whole[1]
+            self._complete = (staged, StagedTensors({**staged, **empty}))
+        return self._complete[1]
 
     def close_receiver(self) -> None:
         """Leaves the streams."""
@@ -248,7 +250,7 @@ class EngineWorker(Worker):
             if self._receiver is not None:
                 self.engine.forget_sources()
         finally:
-            self._memory_owner, self._whole = None, (StagedTensors(), StagedTensors())
+            self._memory_owner, self._complete = None, (StagedTensors(), StagedTensors())
             self._intake = self._receiver = self._progress = None
             self._received = 0
             for end in ends:

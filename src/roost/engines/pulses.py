@@ -38,7 +38,7 @@ class Pulses:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._probes: dict[tuple[str, int], list[_State | _Health]] = {}
+        self._probes: dict[tuple[str, int], list[_LaneProbe | _HealthProbe]] = {}
         self._looked_s = time.monotonic()
 
     def look(self, engines: Sequence[EngineHandle | ExternalEngine]) -> None:
@@ -55,7 +55,7 @@ class Pulses:
 
     def is_dead(self, engine: EngineHandle | ExternalEngine) -> bool:
         """Whether Ray knows that a process of an engine has ended."""
-        return any(isinstance(probe, _State) and probe.is_dead for probe in self._probes.get(engine.identity, ()))
+        return any(isinstance(probe, _LaneProbe) and probe.is_dead for probe in self._probes.get(engine.identity, ()))
 
     def silent_s(self, engine: EngineHandle | ExternalEngine) -> float:
         """Seconds that the longest open question to an engine has waited for its answer."""
@@ -67,16 +67,16 @@ class Pulses:
         probe = max(probes, key=lambda probe: probe.silent_s, default=None)
         return f"{probe.what} has not answered for {probe.silent_s:.1f} s" if probe is not None else ""
 
-    def _probes_of(self, engine: EngineHandle | ExternalEngine) -> list[_State | _Health]:
-        probes: list[_State | _Health] = []
+    def _probes_of(self, engine: EngineHandle | ExternalEngine) -> list[_LaneProbe | _HealthProbe]:
+        probes: list[_LaneProbe | _HealthProbe] = []
         if isinstance(engine, EngineHandle):
-            probes += [_State(engine, member) for member in range(engine.num_members)]
+            probes += [_LaneProbe(engine, member) for member in range(engine.num_members)]
         if engine.url:
-            probes.append(_Health(engine.url, engine.key, self.limit_s))
+            probes.append(_HealthProbe(engine.url, engine.key, self.limit_s))
         return probes
 
 
-class _State:
+class _LaneProbe:
     """Asks the control lane of a member's process."""
 
     def __init__(self, engine: EngineHandle, member: int) -> None:
@@ -98,7 +98,7 @@ class _State:
         self._asked = self._group.ask_states([self._rank])[self._rank]
 
 
-class _Health:
+class _HealthProbe:
     """Asks ``/health`` of an engine's server."""
 
     def __init__(self, url: str, key: str, limit_s: float) -> None:

@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: end.set())
     engine: Engine | None = None
     try:
-        key = _key()
-        engine = _engine(asked)
+        key = _take_key()
+        engine = _make_engine(asked)
         place = EnginePlace("served", host=asked.host, server_port=asked.port, device=asked.device, key=key)
         url = engine.start(place)
         sys.stderr.write(f"ready {url}\n")
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _key() -> str:
+def _take_key() -> str:
     """Take the key out of the environment, so that processes that the engine starts do not inherit it."""
     key = os.environ.pop(VARIABLE, "")
     if not key:
@@ -73,8 +73,8 @@ def _key() -> str:
     return key
 
 
-def _engine(asked: argparse.Namespace) -> Engine:
-    made = _made(asked.factory)
+def _make_engine(asked: argparse.Namespace) -> Engine:
+    made = _call_factory(asked.factory)
     if isinstance(made, Engine):
         made.version = asked.version
         return made
@@ -86,7 +86,7 @@ def _engine(asked: argparse.Namespace) -> Engine:
     )  # fmt: skip
 
 
-def _made(name: str) -> Any:
+def _call_factory(name: str) -> Any:
     """What the factory gives."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())

@@ -85,7 +85,7 @@ class EngineStarter:
         """Starts an engine that died once more, in new processes on the same accelerators."""
         engine.incarnation += 1
         name = f"{engine.component.name}-{engine.name.rpartition('/')[2]}.{engine.incarnation}"
-        part = _part_of(engine.component, engine.ranks, name)
+        part = _subset_of(engine.component, engine.ranks, name)
         group = self.launch(part, replace(self._plan, components=(part,)), engine.component.name)
         engine.group, engine.first, engine.version = group, 0, 0
         try:
@@ -198,7 +198,7 @@ def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePl
     ]
 
 
-def _part_of(component: ComponentPlan, ranks: Sequence[int], name: str) -> ComponentPlan:
+def _subset_of(component: ComponentPlan, ranks: Sequence[int], name: str) -> ComponentPlan:
     """A component of some ranks of another, counted from 0."""
     placements = tuple(
         replace(component.placements[rank], rank=index, placement_node_rank=index, local_rank=0, local_world_size=1)
