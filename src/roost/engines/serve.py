@@ -1,8 +1,8 @@
-"""``python -m roost.engines.serve module:factory``: an engine by itself, outside any job.
+"""``python -m roost.engines.serve module:factory``: serve one engine outside any job.
 
-Its key is read from the environment variable ``ROOST_SERVER_KEY``.
+The server's key is read from the environment variable ``ROOST_SERVER_KEY``.
 
-The factory makes a torch module, an :class:`~roost.engines.engine.Engine`, or is a class of engines.
+The factory is a function that returns a torch module or an :class:`~roost.engines.engine.Engine`, or a class of engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     asked = _parser().parse_args(arguments)
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _take_key() -> str:
-    """Take the key out of the environment, so that processes that the engine starts do not inherit it."""
+    """Take the key out of the environment, so that the engine's child processes do not inherit it."""
     key = os.environ.pop(VARIABLE, "")
     if not key:
         message = f"{VARIABLE} is not set: the key that requests to this server must present"
@@ -87,7 +87,7 @@ def _make_engine(asked: argparse.Namespace) -> Engine:
 
 
 def _call_factory(name: str) -> Any:
-    """What the factory gives."""
+    """Import the factory ``module:function`` and return its result."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
