@@ -90,8 +90,8 @@ def test_an_engine_that_let_go_computes_again_when_the_same_version_comes_again(
 def test_what_is_on_another_device_is_copied() -> None:
     module = torch.nn.Embedding(4, 4, device="meta")
     weights = ModuleWeights(module, torch.device("meta"))
-    weights.borrow({"weight": torch.eye(4)}, MemoryOwner(os.getpid()))
-    weights.give_back()
+    weights.alias({"weight": torch.eye(4)}, MemoryOwner(os.getpid()))
+    weights.drop_aliases()
     assert weights.is_here
     assert (module.weight.device.type, module.weight.numel()) == ("meta", 16)  # its own, as before
 

@@ -400,7 +400,7 @@ def test_the_default_gate():
     engine.entered.wait()
     pausing = threading.Thread(target=engine.pause)
     pausing.start()
-    until(lambda: not engine._parts.may_run.is_set())
+    until(lambda: not engine._defaults.may_run.is_set())
     new = engine.submit([[2]], {})
     assert pausing.is_alive()
     engine.may_go.set()

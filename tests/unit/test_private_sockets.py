@@ -20,7 +20,7 @@ from toy_models import until
 from roost import RolloutError
 from roost.cluster.private_folder import PrivateFolder
 from roost.engines.http_calls import ask
-from roost.engines.vllm.generating import Asking
+from roost.engines.vllm.generating import VllmClient
 
 BACKLOG = 1
 ANSWER = {
@@ -95,7 +95,7 @@ def server(folder: str) -> Iterator[Server]:
 
 
 def test_requests_wait_while_the_server_accepts_no_connection(server: Server) -> None:
-    asking = Asking("http://vllm", server.path, 0)
+    asking = VllmClient("http://vllm", server.path, 0)
     futures = [asking.submit([{"token_ids": [number]}], f"{number}") for number in range(50)]
     until(lambda: server.waiting() > BACKLOG)  # the kernel takes one more, and refuses the rest
     server.start()
@@ -136,7 +136,7 @@ def test_a_command_has_a_limit_and_a_named_error(server: Server) -> None:
 
 
 def test_requests_to_a_server_that_is_gone_fail(folder: str) -> None:
-    asking = Asking("http://vllm", f"{folder}/http", 0)
+    asking = VllmClient("http://vllm", f"{folder}/http", 0)
     with pytest.raises(RolloutError, match="vLLM's server does not answer"):
         asking.submit([{"token_ids": [1]}], "x").result(60)
     asking.close()

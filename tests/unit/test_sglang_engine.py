@@ -28,8 +28,8 @@ from roost.engines.http_calls import ask
 from roost.engines.keys import make_key
 from roost.engines.server_process import ServerProcess
 from roost.engines.sglang.command import ROUTES
-from roost.engines.sglang.ending import end_of
 from roost.engines.sglang.engine import SglangEngine
+from roost.engines.sglang.exit_report import explain_exit
 from roost.engines.sglang.intake import FolderIntake, GroupIntake, buckets_of, payload_of
 from roost.engines.sglang.sender import DirectSender
 from roost.weights.files import version_folder
@@ -303,7 +303,7 @@ def test_pausing_aborts_or_waits_and_holds(engine: SglangEngine) -> None:
         engine.pause(mode)
         engine.resume()
         assert held.result()[0] == whole[:8]
-    with pytest.raises(roost.RolloutError, match="'never' is no way to pause"):
+    with pytest.raises(roost.RolloutError, match="cannot be paused with mode 'never'"):
         engine.pause("never")
 
 
@@ -459,7 +459,7 @@ def test_the_line_that_explains_an_end(tmp_path: Path, log: list[str], expected:
     ended = ServerProcess(["sh", "-c", f"cat {tmp_path / 'log'}; exit 1"], name="SGLang")
     ended.start()
     wait_for(lambda: not ended.is_alive(), "its end")
-    assert end_of(ended, EnginePlace()).message == f"SGLang ended with exit code 1: {expected}"
+    assert explain_exit(ended, EnginePlace()).message == f"SGLang ended with exit code 1: {expected}"
     ended.stop()
 
 

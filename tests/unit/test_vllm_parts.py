@@ -11,7 +11,7 @@ import pytest
 import roost
 from roost.engines.engine import EnginePlace
 from roost.engines.vllm import inside
-from roost.engines.vllm.command import check_options, check_vllm, command_of, environment_of, words_of
+from roost.engines.vllm.command import check_options, check_vllm, command_of, environment_of, error_in_log
 from roost.engines.vllm.generating import bodies_of
 from roost.engines.vllm.messages import stream_from_json, stream_to_json
 from roost.plan import WeightTransport
@@ -128,9 +128,9 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 
 
 def test_why_vllm_ended():
-    assert words_of(LOG) == "ValueError: No available memory for the cache blocks. Decrease it."
-    assert words_of("torch.OutOfMemoryError: CUDA out of memory.") == "OutOfMemoryError: CUDA out of memory."
-    assert words_of("INFO all is well") == ""
+    assert error_in_log(LOG) == "ValueError: No available memory for the cache blocks. Decrease it."
+    assert error_in_log("torch.OutOfMemoryError: CUDA out of memory.") == "OutOfMemoryError: CUDA out of memory."
+    assert error_in_log("INFO all is well") == ""
 
 
 # What it is asked ---------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""A client of engines, or of the router in front of them, for many requests at once."""
+"""A client for many requests at once to engines, or to the router in front of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import threading
 import time
@@ -24,18 +25,20 @@ from roost.errors import Finding, GenerationError, counted
 __all__ = ["EngineClient"]
 
 MAX_NAMED = 10
-"""How many requests an error names."""
+"""Number of failed requests that an error names at most."""
 RETRIED = (408, 425, 429)
-"""Statuses that may be better next time, besides all from 500 up."""
+"""HTTP statuses after which a request is sent again, besides all from 500 up."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 SLICE_S = 2.0
 """Seconds between two checks of :meth:`EngineClient.generate_all`."""
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class _Failure:
-    """A request that was given up."""
+    """A request that failed, after its last attempt."""
 
     index: int
     rid: str
@@ -49,22 +52,22 @@ class _Failure:
 
 
 class EngineClient:
-    """Sends requests in SGLang's format, and sees to it that each is answered.
+    """Sends requests in SGLang's format, and retries those that fail.
 
-    What fails by no fault of its own (a connection, a server, an engine that died) is sent again. That
-    cannot double anything: a request that has a seed gets the same samples wherever it is answered.
+    A request is sent again after a connection error, a server error or the death of its engine. Retries are safe:
+    a request with a seed gets the same samples from every engine.
 
     Args:
-        url: The router, or one or more engines that take turns.
-        attempts: How often a request is sent at most.
-        timeout_s: How long a call may take, all attempts included.
-        concurrency: How many requests of one call are under way at once.
-        key: The key of the router or the engines; a mapping gives the key of each URL.
+        url: URL of the router, or of one or more engines, which are used round-robin.
+        attempts: Number of times that a request is sent at most.
+        timeout_s: Seconds that a call may take, all attempts included.
+        concurrency: Number of requests of one call that are in flight at most.
+        key: The key of the router or of all engines; or a mapping from URL to key.
 
     Attributes:
-        urls: Where requests go: the router, or the engines that take turns.
-        names: Names for URLs, for errors.
-        keys: The keys of URLs.
+        urls: Destinations of requests: the router, or the engines.
+        names: URL → name of the engine, for errors.
+        keys: URL → key.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class EngineClient:
         self.attempts = attempts
         self.timeout_s = timeout_s
         self.concurrency = concurrency
-        self._era = 0
+        self._url_epoch = 0  # counts the calls of abandon()
         self._reason = "no engine is alive"
         self._sessions: dict[asyncio.AbstractEventLoop, tuple[int, aiohttp.ClientSession]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,19 +101,19 @@ class EngineClient:
         timeout_s: float | None = None,
         return_errors: bool = False,
     ) -> list[Any]:
-        """Answers to requests, in their order; each is a list of :class:`EngineOutput`.
+        """Return the answers to requests, in the order of the requests; each is a list of :class:`EngineOutput`.
 
         Args:
-            requests: Bodies of ``/generate``: ``input_ids``, ``sampling_params``, and perhaps ``rid``.
-            concurrency: How many are under way at once.
-            timeout_s: How long all of them may take.
-            return_errors: Whether a request that failed has a ``RolloutError`` in the list, in place of
-                its answer; else an error says which failed when all are done.
+            requests: Bodies of ``/generate``: ``input_ids``, ``sampling_params``, and optionally ``rid``.
+            concurrency: Number of requests in flight at most; by default that of the client.
+            timeout_s: Seconds that all requests together may take; by default that of the client.
+            return_errors: Put a ``RolloutError`` into the list in place of the answer of a request that failed.
+                Otherwise raise one error when all requests have ended.
 
         Raises:
-            GenerationError: Which requests failed, at which engine, and after how many attempts (E108); its
-                ``finished`` has the answers to the others.
-            RolloutError: Which requests have a seed that engines cannot hold (E101); none was sent.
+            GenerationError: Some requests failed; names the engine, the attempts and the reason of each (E108). Its
+                ``finished`` has the answers to the other requests.
+            RolloutError: Some requests have a seed that is invalid for engines (E101). No request was sent.
         """
         check_seeds(requests)
         until_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
@@ -128,23 +131,23 @@ class EngineClient:
         return [_error([answer], 1, {}) if isinstance(answer, _Failure) else answer for answer in found]
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop."""
+        """Close the connections of the running event loop."""
         found = self._sessions.pop(asyncio.get_running_loop(), None)
         if found is not None:
             await found[1].close()
 
     def abandon(self, reason: str) -> None:
-        """Send nothing to anybody until :attr:`urls` is set again, and accept no answer to what was sent before.
+        """Stop sending until :attr:`urls` is set again, and reject the answers to all requests in flight.
 
-        Requests in flight count as failed, and are sent again once there is an address. Their connections are closed,
-        so that later requests do not travel over them either. Any thread may call this.
+        Requests in flight count as failed, and are sent again once :attr:`urls` is set. Their connections are closed,
+        so that later requests do not reuse them. Any thread may call this.
 
         Args:
-            reason: What errors of requests say, such as that the router has ended.
+            reason: Reason for the errors of these requests, such as that the router has ended.
         """
         self._reason = reason
         self.urls = []
-        self._era += 1  # after urls: who reads the new number reads no old address
+        self._url_epoch += 1  # after urls: a thread that reads the new epoch reads no old URL
         for loop in list(self._sessions):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._session()))
@@ -154,7 +157,7 @@ class EngineClient:
         engine, reason, attempt = "no engine", "the deadline passed, and it was not sent", 0
         wait_s = FIRST_WAIT_S
         while attempt < self.attempts and time.monotonic() < until_s:
-            era = self._era
+            url_epoch = self._url_epoch
             urls = self.urls  # one list for this attempt: another thread replaces it when engines come and go
             url = urls[(index + attempt) % len(urls)] if urls else ""
             engine = self._named(url) if url else "no engine"
@@ -164,7 +167,7 @@ class EngineClient:
                     raise OSError(self._reason)
                 status, text, name = await self._post(url, body, until_s - time.monotonic())
                 engine = f"{name} ({url})" if name else engine
-                if era != self._era:
+                if url_epoch != self._url_epoch:
                     raise OSError(self._reason)
                 if status == 200:
                     answer = json.loads(text)
@@ -183,12 +186,12 @@ class EngineClient:
         return _Failure(index, str(request.get("rid") or ""), engine, attempt, reason)
 
     def _named(self, url: str) -> str:
-        """What stands at a URL, for errors."""
+        """Return the name of the engine at a URL together with the URL, for errors."""
         name = self.names.get(url)
         return f"{name} ({url})" if name else url
 
     async def _post(self, url: str, body: bytes, timeout_s: float) -> tuple[int, bytes, str]:
-        """Status, body, and the name of the engine that answered where it is known."""
+        """Return the status, the body, and the name of the engine that answered; empty if the answer has no name."""
         session = await self._session()
         headers = {"Content-Type": "application/json", **headers_of(self.keys.get(url, ""))}
         limit = aiohttp.ClientTimeout(timeout_s)
@@ -196,14 +199,14 @@ class EngineClient:
             return answer.status, await answer.read(), unquote(answer.headers.get(ENGINE_HEADER, ""))
 
     async def _session(self) -> aiohttp.ClientSession:
-        """Return the connections of the running event loop; close those from before :meth:`abandon`."""
+        """Return the session of the running event loop; close a session that is older than :meth:`abandon`."""
         loop = asyncio.get_running_loop()
         while True:
             found = self._sessions.get(loop)
-            if found is not None and found[0] == self._era:
+            if found is not None and found[0] == self._url_epoch:
                 return found[1]
             connector = aiohttp.TCPConnector(limit=0)
-            self._sessions[loop] = (self._era, aiohttp.ClientSession(connector=connector))
+            self._sessions[loop] = (self._url_epoch, aiohttp.ClientSession(connector=connector))
             if found is not None:
                 await found[1].close()
 
@@ -218,14 +221,14 @@ class EngineClient:
         *,
         check: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """As :meth:`generate`, for code without an event loop; several threads may call it at once.
+        """Run :meth:`generate` from a plain thread and wait for its result. Several threads may call it at once.
 
         Args:
             requests: See :meth:`generate`, as for the next three.
-            concurrency: How many are under way at once.
-            timeout_s: How long all of them may take.
-            return_errors: Whether a request that failed has an error in the list.
-            check: Called every two seconds while it waits. What it raises cancels the requests, and is raised.
+            concurrency: Number of requests in flight at most.
+            timeout_s: Seconds that all requests together may take.
+            return_errors: Put errors of failed requests into the list.
+            check: Called every two seconds while this waits. An exception of it cancels the requests and is raised.
         """
         with self._starting:
             if self._loop is None:
@@ -243,7 +246,7 @@ class EngineClient:
             raise
 
     def close(self) -> None:
-        """Ends the thread of :meth:`generate_all`, and its connections. Safe to call twice."""
+        """Stop the thread of :meth:`generate_all` and close its connections. Safe to call twice."""
         with self._starting:
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
@@ -257,15 +260,17 @@ class EngineClient:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-        with contextlib.suppress(Exception):
+        try:
             asyncio.run_coroutine_threadsafe(end(), loop).result()
+        except Exception as error:
+            logger.info("closing the connections to the engines failed: %s: %s", type(error).__name__, error)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
 def _with_seed(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A seed goes under the name that the router passes on."""
+    """Return the request with its seed as ``sampling_seed``: the router drops ``seed``."""
     params = dict(request.get("sampling_params") or {})
     if params.get("seed") is not None:
         params.setdefault("sampling_seed", params["seed"])
@@ -274,11 +279,11 @@ def _with_seed(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(text: bytes) -> str:
-    """What a server said of an error, in one line."""
-    said = text.decode(errors="replace")
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        said = str(json.loads(said)["error"]["message"])
-    return " ".join(said.split())[:500]
+    """Return the message in the body of an error, in one line."""
+    message = text.decode(errors="replace")
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # not JSON in this format: use the whole body
+        message = str(json.loads(message)["error"]["message"])
+    return " ".join(message.split())[:500]
 
 
 def _error(failures: Sequence[_Failure], total: int, finished: Mapping[int, Any]) -> GenerationError:

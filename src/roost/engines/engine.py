@@ -1,7 +1,7 @@
-"""What an inference engine must be able to do to serve a job.
+"""The contract of inference engines: the methods that an engine implements to serve a job.
 
 Three methods are enough: ``generate``, ``describe_weights`` and ``load_weights``. Everything else has a
-default: an HTTP server in SGLang's format in front of ``generate``, a gate that pauses, and logs.
+default: an HTTP server in SGLang's format in front of ``generate``, pausing, and logs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineOutput", "EnginePlace", "WeightIntake"]
 
 ENGINE_HEADER = "X-Roost-Engine"
-"""The header in which an engine's server says its name; the router passes it on."""
+"""The response header with the engine's name; the router passes it on."""
 LOG_LINES = 200
-"""How many lines of its log an engine remembers."""
+"""Number of recent log lines that an engine keeps."""
 
 
 Prompts: TypeAlias = Sequence[Sequence[int]]
@@ -41,23 +41,23 @@ Prompts: TypeAlias = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Where an engine lives, or one of its members where it spans several nodes.
+    """The node, ports and accelerators of an engine, or of one member of an engine that spans several nodes.
 
     Attributes:
-        name: Name of the engine group.
-        engine: Index of the engine in the group.
-        member: Index of this member; member 0 serves HTTP and takes the weights.
-        num_members: How many there are.
+        name: Name of the engine's component.
+        engine: Index of the engine in the component.
+        member: Index of this member; member 0 serves HTTP and receives the weights.
+        num_members: Number of members of the engine.
         host: Address of this node.
-        server_port: A leased port for its server; 0: the engine leases one itself.
-        nccl_port: A leased port for its collectives.
-        dist_init_addr: ``host:port`` on the node of member 0, where all members meet.
-        ports: The consecutive run of leased ports for distributed initialisation.
-        accelerators: Ids of the accelerators that it sees.
-        device: ``cpu``, or its first accelerator, such as ``cuda:0``.
-        gpu_share: The part of each of its accelerators that the plan gives it; 1.0 where it does not say.
-        transport: How the plan wants its weights to come, such as ``ipc``; empty where it does not say.
-        key: What its server asks every request for, except ``/health``; by default a new one.
+        server_port: Leased port for the HTTP server; 0: the engine leases one itself.
+        nccl_port: Leased port for the engine's collectives.
+        dist_init_addr: ``host:port`` on the node of member 0, for the rendezvous of all members.
+        ports: Consecutive leased ports for distributed initialisation.
+        accelerators: Ids of the accelerators that are visible to this member.
+        device: ``cpu``, or the first visible accelerator, such as ``cuda:0``.
+        gpu_share: Share of each accelerator that the plan assigns to the engine; 1.0 if the plan has no share.
+        transport: The plan's transport for weights, such as ``ipc``; empty if the plan has none.
+        key: The server's key, which every request except ``GET /health`` must present; by default a new one.
     """
 
     name: str = "engine"
@@ -77,12 +77,12 @@ class EnginePlace:
 
     @property
     def log_name(self) -> str:
-        """What the log of its server is called after."""
+        """Base name of the server's log file."""
         member = f"-{self.member}" if self.num_members > 1 else ""
         return f"{self.name}-{self.engine}{member}"
 
     def share_text(self) -> str:
-        """What the plan gives it of each GPU, for errors."""
+        """Return the share of each GPU that the plan assigns, as text for errors."""
         text = f"the plan gives it {self.gpu_share:.0%} of {counted(max(1, len(self.accelerators)), 'GPU')}"
         if self.device != "cpu":
             import torch
@@ -93,28 +93,28 @@ class EnginePlace:
 
 
 class WeightIntake(Protocol):
-    """How the processes of an engine take weights by themselves; see :meth:`Engine.intake`."""
+    """Reads weights in the engine's own processes; see :meth:`Engine.intake`."""
 
     def receive(self, version: int) -> None:
-        """Makes ready for a version; what is served does not change."""
+        """Prepare a version; the engine keeps serving the version before."""
 
     def commit(self, version: int) -> None:
-        """Changes over to it."""
+        """Switch the engine to the version."""
 
     def close(self) -> None:
-        """Lets go of everything that belongs to the trainer."""
+        """Release all memory and connections of the trainer."""
 
 
 @dataclass
 class EngineOutput:
-    """One sample.
+    """One generated sample.
 
     Attributes:
-        output_ids: The tokens that were generated; a stop token is among them.
-        logprobs: Log probability of each, in the distribution that it was drawn from.
-        versions: Version of the weights that made each.
+        output_ids: The generated tokens, including the stop token.
+        logprobs: Log probability of each token in the distribution from which it was drawn.
+        versions: Version of the weights that generated each token.
         finish_reason: ``stop``, ``length`` or ``abort``.
-        prompt_tokens: Length of its prompt.
+        prompt_tokens: Number of tokens of the prompt.
     """
 
     output_ids: list[int]
@@ -124,7 +124,7 @@ class EngineOutput:
     prompt_tokens: int = 0
 
     def to_wire(self, rid: str, version: int, return_logprob: bool = True) -> dict[str, Any]:
-        """The object that SGLang's servers answer with; ``version`` stands where no token was made."""
+        """Return the JSON object of SGLang's ``/generate``; ``version`` is used if no token was generated."""
         finish: dict[str, Any] = {"type": self.finish_reason}
         if self.finish_reason == "length":
             finish["length"] = len(self.output_ids)
@@ -145,33 +145,33 @@ class EngineOutput:
 
     @classmethod
     def from_wire(cls, answer: Mapping[str, Any]) -> EngineOutput:
-        """Reads such an object; also of a server that knows one version for all tokens only."""
+        """Read such an object; a server may also give one version for all tokens."""
         meta = answer.get("meta_info") or {}
         tokens = [int(token) for token in answer.get("output_ids") or ()]
         finish = meta.get("finish_reason") or {}
         reason = finish.get("type", "") if isinstance(finish, Mapping) else str(finish)
         versions = meta.get("weight_versions")
         if versions is None:
-            said = str(meta.get("weight_version", "0"))
-            versions = [int(said) if said.isdigit() else 0] * len(tokens)
+            text = str(meta.get("weight_version", "0"))
+            versions = [int(text) if text.isdigit() else 0] * len(tokens)
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         return cls(tokens, logprobs, list(versions), reason, int(meta.get("prompt_tokens") or 0))
 
 
 class Engine(abc.ABC):
-    """An inference engine; one object per member, in a process of its own.
+    """An inference engine; one object per member, each in its own process.
 
     Attributes:
-        version: Of the weights that it serves; 0 is what it started with.
-        tensor_parallel: How many of its ranks share each tensor that :meth:`shards` says is cut.
-        broadcast: The backend with which its own processes join the trainer's broadcast, ``nccl`` or ``gloo``; empty
-            if they do not, and the weights come to :meth:`load_weights`.
-        broadcast_sender: ``module:Class`` of the trainer's end of that broadcast, a
+        version: Version of the weights that the engine serves; 0 for those that it started with.
+        tensor_parallel: Number of ranks over which each sharded tensor of :meth:`shards` is split.
+        broadcast: Backend with which the engine's own processes join the trainer's broadcast, ``nccl`` or ``gloo``;
+            empty if they do not join, and :meth:`load_weights` gets the weights.
+        broadcast_sender: ``module:Class`` of the trainer's side of that broadcast, a
             :class:`roost.weights.endpoints.Sender`; the trainer's processes import it.
-        broadcast_ranks: How many of its processes join.
-        aliases_weights: Whether it uses :meth:`alias_weights` where it can.
-        takes_pieces: Whether :meth:`intake` reads tensors of which each stream has a part; those that do not
-            join no broadcast of parts, and get none by CUDA IPC.
+        broadcast_ranks: Number of the engine's processes that join.
+        aliases_weights: Whether updates use :meth:`alias_weights` where possible.
+        takes_pieces: Whether :meth:`intake` reads tensors that are split over several streams. If not, the engine's
+            processes join no broadcast of split tensors, and get none by CUDA IPC.
     """
 
     version: int = 0
@@ -182,56 +182,56 @@ class Engine(abc.ABC):
     takes_pieces: bool = True
     aliases_weights: bool = False
 
-    _parts: _Parts
+    _defaults: _DefaultState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         engine = super().__new__(cls)
-        engine._parts = _Parts()  # here, so that subclasses need not call super().__init__()
+        engine._defaults = _DefaultState()  # here, so that subclasses need not call super().__init__()
         return engine
 
-    # What every engine has to say ------------------------------------------------------------
+    # Every engine implements these -------------------------------------------------------------
 
     @abc.abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
-        """Samples for prompts: ``params["n"]`` (or one) for the first, then for the second, and so on.
+        """Return samples for prompts: ``params["n"]`` (default 1) for the first prompt, then for the second, and so on.
 
-        The default server calls it from one thread at a time, and holds :attr:`lock` meanwhile.
+        The default server calls it from one thread at a time, which holds :attr:`lock` during the call.
 
         Args:
-            prompts: Token ids.
-            params: SGLang's sampling parameters. A seed stands under ``sampling_seed`` or ``seed``.
+            prompts: Token ids of each prompt.
+            params: SGLang's sampling parameters. The key of the seed is ``sampling_seed`` or ``seed``.
         """
 
     @abc.abstractmethod
     def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype name (such as ``float32``) of each tensor that :meth:`load_weights` wants."""
+        """Return the shape and the dtype name (such as ``float32``) of each tensor that :meth:`load_weights` expects."""
 
     @abc.abstractmethod
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes new weights, all at once between two generation steps, and sets :attr:`version`.
+        """Load new weights, all between the same two generation steps, and set :attr:`version`.
 
-        Copy what you keep: the tensors may be memory that is used for something else afterwards. As long as
-        the trainer sends the same tensors, the same mapping comes again, with new values in its tensors.
-        ``with self.lock:`` keeps :meth:`generate` out.
+        Copy every tensor that you keep: its memory may be reused after the call. As long as the trainer sends the
+        same tensors, each call gets the same mapping, with new values in its tensors. Use ``with self.lock:`` so that
+        :meth:`generate` does not run meanwhile.
         """
 
-    # What has a default ------------------------------------------------------------------------
+    # These have a default ----------------------------------------------------------------------
 
     def start(self, place: EnginePlace) -> str:
-        """Starts serving. Returns the base URL for member 0, and nothing for the others.
+        """Start serving. Return the base URL for member 0, and an empty string for the other members.
 
-        It may return before the engine is healthy. By default: an HTTP server in this process.
+        May return before the engine is healthy. The default starts an HTTP server in this process.
         """
         if place.member:
             return ""
         from roost.engines.server import EngineServer
 
         name = f"{place.name}/{place.engine}"
-        self._parts.server = EngineServer(self, place.host, place.server_port, name, key=place.key)
-        return self._parts.server.start()
+        self._defaults.server = EngineServer(self, place.host, place.server_port, name, key=place.key)
+        return self._defaults.server.start()
 
     def shards(self) -> list[TensorShards]:
-        """How its ranks have cut the tensors; by default each is whole."""
+        """Return how the engine's ranks have sharded the tensors; by default each tensor is whole."""
         from roost.plan import TensorShards
 
         return [TensorShards(name, shape, dtype) for name, (shape, dtype) in self.describe_weights().items()]
@@ -239,111 +239,111 @@ class Engine(abc.ABC):
     def intake(
         self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
-        """For engines whose own processes read what trainers send; by default :meth:`load_weights` gets it.
+        """Return how the engine's own processes read weights, or ``None``: then :meth:`load_weights` gets them.
 
         Args:
-            streams: What this member reads.
-            addresses: Where each is found, by its id.
+            streams: The streams that this member reads.
+            addresses: Stream id → address of the sender.
             rank: Rank of this member among all receivers.
             host: Address of this node.
-            timeout_s: How long the other ends are waited for.
+            timeout_s: Seconds to wait for the senders.
         """
         return None
 
     def read_weights(self, folder: str | Path) -> Mapping[str, torch.Tensor]:
-        """The weights of a folder, by the names of :meth:`load_weights`; by default of safetensors files."""
+        """Return the weights in a folder, by the names of :meth:`load_weights`; by default from safetensors files."""
         from roost.weights.checkpoint import read_checkpoint
 
         return read_checkpoint(folder)
 
     def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
-        """As :meth:`load_weights`, for engines that compute with these tensors themselves, and copy nothing.
+        """Compute with these tensors in place, without a copy; otherwise as :meth:`load_weights`.
 
-        The memory is the trainer's, on the same GPU: it is not to be used where ``owner.is_alive()`` is not
-        true, nor after :meth:`forget_sources`. After that the same version may come again.
+        The memory belongs to the trainer, on the same GPU. Do not use it once ``owner.is_alive()`` is false, nor
+        after :meth:`forget_sources`. After that call the same version may be sent again.
         """
         if version != self.version:
             self.load_weights(named, version)
 
     def forget_sources(self) -> None:  # noqa: B027
-        """Lets go of every tensor that :meth:`load_weights` or :meth:`alias_weights` was given."""
+        """Drop all references to tensors that :meth:`load_weights` or :meth:`alias_weights` got."""
 
     def health(self) -> str:
-        """Nothing when healthy, else what is missing. A paused engine is healthy: it holds requests."""
+        """Return why the engine cannot serve; empty if it is healthy. A paused engine, which holds requests, is healthy."""
         return ""
 
     def ended(self) -> str:
-        """Why it can never serve again, such as that its own server died; nothing while it may.
+        """Return why the engine can never serve again, such as that its server died; empty while it still may.
 
-        The process that it lives in ends then, so that it is found dead and can be started again.
+        With a reason, the engine's worker process exits, so that the failure is detected and the engine restarted.
         """
         return ""
 
     def submit(
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
-        """Starts :meth:`generate`; the server's way in. Cancelling the future drops the request.
+        """Start :meth:`generate` and return a future at once; the server calls this for each request.
 
-        Engines that batch requests themselves override it.
+        Cancelling the future drops the request. Engines that batch requests themselves override this method.
 
         Raises:
-            RolloutError: Where the request cannot be served.
+            RolloutError: The request cannot be served.
         """
-        return self._parts.pool().submit(self._parts.run, self.generate, prompts, params)
+        return self._defaults.pool().submit(self._defaults.run, self.generate, prompts, params)
 
     def pause(self, mode: str = "wait") -> None:
-        """Holds new requests, and returns when nothing is generated any more.
+        """Hold new requests, and return when no request is running.
 
         Args:
-            mode: ``wait`` finishes what runs. ``abort`` returns what there is of it, with the finish
-                reason ``abort``, where the engine can; by default it waits too.
+            mode: ``wait`` lets running requests finish. ``abort`` ends them with the tokens so far and the finish
+                reason ``abort``, if the engine can; the default implementation waits in both modes.
         """
         check_mode(mode)
-        self._parts.may_run.clear()
+        self._defaults.may_run.clear()
         with self.lock:
             pass
 
     def resume(self) -> None:
-        """Lets requests go on."""
-        self._parts.may_run.set()
+        """Let held requests run."""
+        self._defaults.may_run.set()
 
     def abort(self, rid: str = "") -> None:  # noqa: B027
-        """Ends a request, or with no name all of them, with what there is of it; by default nothing."""
+        """End a request with the tokens so far; with an empty ``rid`` end all requests. By default do nothing."""
 
     def offload(self) -> None:  # noqa: B027
-        """Frees the memory of the accelerators; requests are held until :meth:`onload`."""
+        """Free the memory of the accelerators, and hold requests until :meth:`onload`."""
 
     def onload(self) -> None:  # noqa: B027
-        """Takes that memory again."""
+        """Take the memory of the accelerators again."""
 
     def info(self) -> dict[str, Any]:
-        """More for ``/get_server_info``: sizes, limits, load."""
+        """Return further entries for ``/get_server_info``: sizes, limits, load."""
         return {}
 
     def logs(self) -> str:
-        """The last lines of its log, for errors."""
-        return "\n".join(_ring.lines)
+        """Return the last lines of the engine's log, for errors."""
+        return "\n".join(_recent.lines)
 
     def stop(self) -> None:
-        """Ends everything that was started. Safe to call twice."""
-        self._parts.stop()
+        """Stop everything that :meth:`start` started. Safe to call twice."""
+        self._defaults.stop()
 
     @property
     def lock(self) -> threading.RLock:
         """Held by the default server while :meth:`generate` runs."""
-        return self._parts.lock
+        return self._defaults.lock
 
     @property
     def log(self) -> logging.Logger:
-        """Where to log: :meth:`logs` shows it."""
+        """The engine's logger; :meth:`logs` returns its last lines."""
         return _logger
 
 
 Generate: TypeAlias = Callable[[Prompts, Mapping[str, Any]], list[EngineOutput]]
 
 
-class _Parts:
-    """What the defaults of an engine need."""
+class _DefaultState:
+    """State of an engine's default methods: lock, pause, server and thread."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -368,7 +368,7 @@ class _Parts:
             with self.lock:
                 if self.is_stopped:
                     raise stopped()
-                if self.may_run.is_set():  # not paused since
+                if self.may_run.is_set():  # no pause() came between the two lines above
                     return generate(prompts, params)
 
     def stop(self) -> None:
@@ -384,24 +384,24 @@ class _Parts:
 
 
 def check_mode(mode: str) -> None:
-    """Refuses a mode of pausing that there is not."""
+    """Raise E101 for an unknown mode of :meth:`Engine.pause`."""
     if mode not in ("wait", "abort"):
-        message = f"{mode!r} is no way to pause an engine"
+        message = f"an engine cannot be paused with mode {mode!r}"
         raise RolloutError([Finding("E101", message, rule="known modes: wait, abort")])
 
 
 def url_of(host: str, port: int) -> str:
-    """The base URL of a server."""
+    """Return the base URL of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def stopped() -> RolloutError:
-    """The error of requests that an engine leaves behind when it is stopped."""
+    """Return the error of requests that an engine has not answered when it is stopped."""
     return RolloutError([Finding("E105", "the engine was stopped")])
 
 
-class _Ring(logging.Handler):
-    """Remembers the last lines, beside whatever else happens to them."""
+class _RecentLines(logging.Handler):
+    """Keeps the last log lines, and passes every record on."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -411,10 +411,10 @@ class _Ring(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(self.format(record))
         if not logging.getLogger().handlers and logging.lastResort and record.levelno >= logging.lastResort.level:
-            logging.lastResort.handle(record)  # as if this handler were not there
+            logging.lastResort.handle(record)  # Python skips it where any handler is installed, and this is one
 
 
 _logger = logging.getLogger("roost.engines.engine")
-_ring = _Ring()
-_logger.addHandler(_ring)
+_recent = _RecentLines()
+_logger.addHandler(_recent)
 _logger.setLevel(logging.INFO)

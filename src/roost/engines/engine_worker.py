@@ -1,4 +1,4 @@
-"""The worker that an engine's member lives in."""
+"""The worker process of one member of an engine."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from roost.worker import Worker
 __all__ = ["EngineWorker", "MemberPorts"]
 
 INIT_PORTS = 30
-"""Consecutive ports for distributed init, besides one per data-parallel rank."""
+"""Consecutive ports for distributed initialisation, besides one for each data-parallel rank."""
 ATTENTION_PORTS = 4
-"""Further ones for data-parallel attention, besides one per data-parallel rank."""
-END_S = 0.2
-"""How often is looked whether the engine has ended."""
+"""Further ports for data-parallel attention, besides one for each data-parallel rank."""
+CHECK_PERIOD_S = 0.2
+"""Seconds between two checks whether the engine has ended."""
 
 
 @dataclass(frozen=True)
 class MemberPorts:
-    """What a member leased on its own node.
+    """The ports that a member has leased on its node.
 
     Attributes:
-        host: Address of that node, as measured there.
-        server_port: For its HTTP server.
-        nccl_port: For its collectives.
-        first_port: First of the consecutive ports.
-        num_ports: How many of those.
+        host: Address of that node, as Ray knows it there.
+        server_port: Port for the HTTP server.
+        nccl_port: Port for collectives.
+        first_port: First of the consecutive ports for distributed initialisation.
+        num_ports: Number of these consecutive ports.
     """
 
     host: str
@@ -54,7 +54,7 @@ class MemberPorts:
 
 
 class EngineWorker(Worker):
-    """Hosts one member of an engine. The verbs are the engine's own; see :class:`roost.Engine`."""
+    """Runs one member of an engine. Most methods pass on to the same method of :class:`roost.Engine`."""
 
     def __init__(self, factory: Callable[[], Engine]) -> None:
         self._factory = factory
@@ -65,13 +65,17 @@ class EngineWorker(Worker):
         self._progress: SharedProgress | None = None
         self._slot = 0
         self._received = 0
-        self._whole = (StagedTensors(), StagedTensors())
+        self._complete = (StagedTensors(), StagedTensors())
         self._leases: list[PortLease] = []
         self._url = ""
 
     @property
     def engine(self) -> Engine:
-        """The engine, once it was started."""
+        """The engine.
+
+        Raises:
+            RuntimeError: The engine was not started.
+        """
         if self._engine is None:
             raise RuntimeError("the engine was not started")
         return self._engine
@@ -79,7 +83,7 @@ class EngineWorker(Worker):
     # Starting and ending -------------------------------------------------------------------
 
     def lease(self, dp_size: int, dp_attention: bool) -> MemberPorts:
-        """Leases the ports of this member on its node, for as long as it lives."""
+        """Lease the ports of this member on its node, until the worker ends."""
         count = INIT_PORTS + dp_size + ((ATTENTION_PORTS + dp_size) if dp_attention else 0)
         server, nccl, run = lease_ports(1), lease_ports(1), lease_ports(count)
         self._leases = [server, nccl, run]
@@ -87,7 +91,11 @@ class EngineWorker(Worker):
         return MemberPorts(host, server.port, nccl.port, run.port, count)
 
     def start_engine(self, place: EnginePlace) -> str:
-        """Starts the engine; returns its URL, empty for members that serve nothing."""
+        """Create and start the engine. Return its base URL; empty for members other than 0.
+
+        Raises:
+            RolloutError: The engine ran out of GPU memory (E202), or its start failed.
+        """
         self._engine = self._factory()
         has_device = self.local_accelerator_rank >= 0 and torch.cuda.is_available()
         place = replace(place, device="cuda:0" if has_device else "cpu")
@@ -99,62 +107,64 @@ class EngineWorker(Worker):
             message = f"it ran out of memory: {error}"
             raise RolloutError([Finding("E202", message, context=(place.share_text(),), fixes=fixes)]) from error
         if type(self._engine).ended is not Engine.ended:
-            threading.Thread(target=self._end_with, args=(self._engine,), name="engine-end", daemon=True).start()
+            threading.Thread(
+                target=self._exit_when_engine_ends, args=(self._engine,), name="engine-end", daemon=True
+            ).start()
         return self._url
 
-    def _end_with(self, engine: Engine) -> None:
-        """Ends this process when the engine can never serve again: who looks after it finds it dead."""
+    def _exit_when_engine_ends(self, engine: Engine) -> None:
+        """Exit this process once the engine can never serve again, so that the job's supervision detects its death."""
         while not (reason := engine.ended()):
-            time.sleep(END_S)
+            time.sleep(CHECK_PERIOD_S)
         sys.stderr.write(printable(f"the engine has ended: {reason}\n{engine.logs()}\n"))
         sys.stderr.flush()
         os._exit(1)
 
     def status_note(self) -> str:
-        """Where it serves, and which weights."""
+        """Return the URL and the version of the weights, for ``roost watch``."""
         if self._engine is None:
             return "no engine yet"
         return f"{self._url} weights {self._engine.version}".lstrip()
 
     def health(self) -> str:
-        """Empty where the engine can serve, else what is missing."""
+        """Return why the engine cannot serve; empty if it is healthy."""
         return self.engine.health()
 
     def logs(self) -> str:
-        """The engine's last lines."""
+        """Return the last lines of the engine's log."""
         return self._engine.logs() if self._engine is not None else ""
 
     def stop_engine(self) -> None:
-        """Ends the engine; its process goes with the group."""
+        """Stop the engine. The process ends with its worker group."""
         if self._engine is not None:
             self._engine.stop()
 
     # Work ----------------------------------------------------------------------------------
 
     def generate(self, prompts: list[list[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
-        """Generates in this process, past router and server."""
+        """Generate in this process, without the router and the server."""
         return self.engine.generate(prompts, dict(params))
 
     def pause(self, mode: str) -> None:
-        """Holds generation."""
+        """Pause generation; see :meth:`Engine.pause`."""
         self.engine.pause(mode)
 
     def resume(self) -> None:
-        """Goes on with it."""
+        """Resume generation."""
         self.engine.resume()
 
     def offload(self) -> None:
-        """Frees the device's memory."""
+        """Free the memory of the accelerators."""
         self.engine.offload()
 
     def onload(self) -> None:
-        """Takes it back."""
+        """Take the memory of the accelerators again."""
         self.engine.onload()
 
     # Weights -------------------------------------------------------------------------------
 
     def describe_weights(self) -> WeightDescription:
-        """The tensors that this member takes."""
+        """Return the tensors that this member needs, and how it can receive them."""
         engine = self.engine
         return WeightDescription(
             tuple(engine.shards()),
@@ -169,7 +179,7 @@ class EngineWorker(Worker):
     def open_receiver(
         self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, timeout_s: float
     ) -> None:
-        """Joins the streams that this member reads."""
+        """Open the streams that this member reads; close those of before. Wait at most ``timeout_s`` for the senders."""
         self.close_receiver()
         host = node_address()
         self._intake = self.engine.intake(streams, addresses, rank, host, timeout_s)
@@ -179,7 +189,7 @@ class EngineWorker(Worker):
                 self._memory_owner = self._receiver.owner()
 
     def receive_weights(self, version: int) -> None:
-        """Waits for a version. It is staged: what the engine serves does not change."""
+        """Wait for a version and stage it; the engine keeps serving the version before."""
         receiver = self._intake or self._receiver
         if receiver is None:
             raise RuntimeError("this member has no streams")
@@ -187,10 +197,15 @@ class EngineWorker(Worker):
         self._received = version
 
     def commit_weights(self, version: int, pause: str) -> int:
-        """Puts what was staged to use, between two steps of the engine; returns the version."""
+        """Load the staged version into the engine, between two generation steps; return the engine's version.
+
+        Args:
+            version: The version that was sent.
+            pause: Mode for :meth:`Engine.pause` during the load; ``keep`` does not pause.
+        """
         if self._receiver is None and self._intake is None:
             raise RuntimeError("this member has no streams")
-        if self.engine.version == version and self._memory_owner is None:  # sent once more, because another engine died
+        if self.engine.version == version and self._memory_owner is None:  # sent again because another engine died
             return version
         if pause != "keep":
             self.engine.pause(pause)
@@ -200,7 +215,7 @@ class EngineWorker(Worker):
                     self._intake.receive(version)
                 self._intake.commit(version)
             elif self._receiver is not None:
-                named = self._named(self._receiver.staged())
+                named = self._with_empty_tensors(self._receiver.staged())
                 if self._memory_owner is not None:
                     self.engine.alias_weights(named, version, self._memory_owner)
                 else:
@@ -231,24 +246,24 @@ class EngineWorker(Worker):
             progress.set(self._slot, version)
         return self.engine.version
 
-    def _named(self, staged: StagedTensors) -> StagedTensors:
-        """What was staged, and tensors of no elements: nothing of those travels, and the engine wants them too."""
-        if self._whole[0] is not staged:
+    def _with_empty_tensors(self, staged: StagedTensors) -> StagedTensors:
+        """Return the staged tensors with empty ones added: tensors without elements are not sent, but engines expect them."""
+        if self._complete[0] is not staged:
             described = self.engine.describe_weights().items()
             empty = {
                 name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in described if 0 in shape
             }
-            self._whole = (staged, StagedTensors({**staged, **empty}))
-        return self._whole[1]
+            self._complete = (staged, StagedTensors({**staged, **empty}))
+        return self._complete[1]
 
     def close_receiver(self) -> None:
-        """Leaves the streams."""
+        """Close the streams, and have the engine drop the trainer's tensors."""
         ends = [end for end in (self._intake, self._receiver, self._progress) if end is not None]
         try:
             if self._receiver is not None:
                 self.engine.forget_sources()
         finally:
-            self._memory_owner, self._whole = None, (StagedTensors(), StagedTensors())
+            self._memory_owner, self._complete = None, (StagedTensors(), StagedTensors())
             self._intake = self._receiver = self._progress = None
             self._received = 0
             for end in ends:

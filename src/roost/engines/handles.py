@@ -1,7 +1,8 @@
-"""Engines as the rollout manager sees them: its own, and those that run elsewhere."""
+"""Engines as the rollout manager sees them: engines of the job, and external engines."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,22 +17,26 @@ from roost.worker.results import LaneResult
 
 __all__ = ["EngineHandle", "ExternalEngine"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class EngineHandle:
-    """One engine: one process per node-member.
+    """One engine of the job: one worker for each of its members.
 
     Attributes:
-        name: Such as ``rollout/0``.
-        component: The component of the plan that it belongs to.
-        ranks: Ranks of its members in that component.
-        group: The workers that it lives in.
-        first: Rank of its first member in that group.
-        url: Where it serves.
-        version: The weights that it serves; 0: those that it started with.
+        name: Name, such as ``rollout/0``.
+        component: The engine's component in the plan.
+        ranks: Ranks of its members in the component.
+        group: The worker group of its members.
+        first: Rank of member 0 in that group.
+        url: Base URL of its server.
+        version: Version of the weights that it serves; 0: those that it started with.
         is_alive: Whether it runs, as far as is known.
-        incarnation: Counts its starts.
-        key: What its server asks for; another one with each start.
+        is_registered: Whether the router sends requests to it.
+        incarnation: Number of times that it was started.
+        places: The :class:`EnginePlace` of each member.
+        key: Key of its server; a new one with each start.
     """
 
     name: str
@@ -56,52 +61,52 @@ class EngineHandle:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Tells it from its successors."""
+        """Name and incarnation, which distinguish the engine from the same engine after a restart."""
         return (self.name, self.incarnation)
 
     def call(self, member: int, method: str, *args: Any) -> list[GroupResult]:
-        """Calls a method of one member; as a list, since engines that run elsewhere have none to call."""
+        """Call a method of one member. Return a list, since external engines have no worker to call."""
         chosen = self.group.execute_on(self.first + member)
         return [getattr(chosen, method)(*args)]
 
     def open_lane(self, member: int, timeout_s: float) -> None:
-        """Makes a shorter way for :meth:`begin`."""
+        """Open the member's control lane, so that :meth:`begin` need not go through Ray."""
         self.group.open_lanes([self.first + member], in_order=False, timeout_s=timeout_s)
 
     def begin(self, member: int, method: str, *args: Any) -> GroupResult | LaneResult:
-        """Calls a method of one member by the shortest way that there is."""
+        """Call a method of one member: over its lane if it has one, else through Ray."""
         return self.group.begin(self.first + member, method, *args)
 
     def call_all(self, method: str, *args: Any) -> GroupResult:
-        """Calls a method of all members."""
+        """Call a method of all members."""
         chosen = self.group.execute_on(*range(self.first, self.first + self.num_members))
         result: GroupResult = getattr(chosen, method)(*args)
         return result
 
     def end_members(self) -> None:
-        """Ends those of its processes that are left: they are of no use without the others."""
+        """Kill the remaining processes of the engine: it cannot serve with only a part of its members."""
         ranks = range(self.first, self.first + self.num_members)
         self.group.kill_workers(ranks)
 
     def describe(self) -> GroupResult | None:
-        """What it wants of the weights."""
+        """Ask member 0 which tensors the engine needs."""
         return self.call(0, "describe_weights")[0]
 
     def commit(self, member: int, version: int, pause: str, folder: str) -> list[GroupResult]:
-        """Has a member change over to what it was sent."""
+        """Have a member switch to the version that it received."""
         return self.call(member, "commit_weights", version, pause)
 
     def location(self, member: int) -> tuple[int, int]:
-        """Node and accelerator of a member."""
+        """Return the node rank and the first accelerator of a member."""
         placement = self.component.placements[self.ranks[member]]
         return (placement.cluster_node_rank, placement.local_accelerator_rank)
 
     def accelerators(self, member: int) -> tuple[int, ...]:
-        """All accelerators of a member, on its node."""
+        """Return all accelerators of a member, on its node."""
         return self.component.placements[self.ranks[member]].accelerators
 
     def transport(self, member: int) -> WeightTransport:
-        """How the plan wants its weights to come."""
+        """Return the plan's transport for the weights of a member."""
         transports = self.component.transports
         return transports[self.ranks[member]] if transports else WeightTransport.BROADCAST
 
@@ -112,11 +117,14 @@ class EngineHandle:
 
 @dataclass(eq=False)
 class ExternalEngine:
-    """An engine that runs elsewhere and is known by its address. Weights reach it through files.
+    """An engine outside the job, known by its URL. Weights reach it through files.
 
     Attributes:
-        url: Where it serves.
-        key: What its server asks for, which its owner knows; empty: nothing.
+        url: Base URL of its server.
+        version: Version of the weights that it serves.
+        is_alive: Whether it runs, as far as is known.
+        is_registered: Whether the router sends requests to it.
+        key: Key of its server, from the job's user; empty: the server needs none.
     """
 
     url: str
@@ -130,28 +138,28 @@ class ExternalEngine:
 
     @property
     def name(self) -> str:
-        """Its address."""
+        """The URL."""
         return self.url
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Tells it from others."""
+        """The URL, with 1 in place of the incarnation."""
         return (self.url, 1)
 
     def call(self, member: int, method: str, *args: Any) -> list[GroupResult]:
-        """It has no worker to call."""
+        """Return an empty list: an external engine has no worker to call."""
         return []
 
     def describe(self) -> GroupResult | None:
-        """It does not say what it wants: it gets all tensors in full."""
+        """Return ``None``: an external engine does not describe its tensors, and gets all of them whole."""
         return None
 
     def commit(self, member: int, version: int, pause: str, folder: str) -> list[Any]:
-        """Tells it where the version is."""
+        """Have it load the version from the folder. The commands are sent when the result is waited for."""
         path = version_folder(folder, version)
 
-        def tell(timeout_s: float) -> None:
-            if self.version == version:  # told before; it is said once more because another engine died
+        def load(timeout_s: float) -> None:
+            if self.version == version:  # the commit is repeated because another engine died
                 return
             deadline = Deadline(timeout_s)
             if pause != "keep":
@@ -164,10 +172,13 @@ class ExternalEngine:
                 if pause != "keep":
                     self.post("continue_generation", {}, deadline.left_s())
 
-        return [_Later(tell)]
+        return [_DeferredCall(load)]
 
     def pause(self, mode: str, timeout_s: float = 300.0) -> None:
-        """Holds generation there. SGLang's own servers can only ``abort``; by now nothing of this job runs there."""
+        """Pause generation there, with mode ``abort`` if the server refuses the mode.
+
+        SGLang's own servers know only ``abort``. This job has no request in flight by now.
+        """
         deadline = Deadline(timeout_s)
         try:
             self.post("pause_generation", {"mode": mode}, timeout_s)
@@ -177,19 +188,19 @@ class ExternalEngine:
             self.post("pause_generation", {"mode": "abort"}, deadline.left_s())
 
     def location(self, member: int) -> tuple[int, int]:
-        """Nobody knows where it is."""
+        """Return (-1, -1): the node and the accelerator are unknown."""
         return (-1, -1)
 
     def accelerators(self, member: int) -> tuple[int, ...]:
-        """Nobody knows which it has."""
+        """Return nothing: the accelerators are unknown."""
         return ()
 
     def transport(self, member: int) -> WeightTransport:
-        """Through files."""
+        """Return the transport by files."""
         return WeightTransport.FILE
 
     def health(self) -> str:
-        """Empty where it answers that it can serve, else what it said."""
+        """Return why it cannot serve; empty if it is healthy. Wait at most 5 s."""
         try:
             ask(f"{self.url}/health", timeout_s=5, key=self.key)
         except RolloutError as error:
@@ -197,24 +208,25 @@ class ExternalEngine:
         return ""
 
     def ask_version(self) -> int:
-        """The version that it serves, which another job may have sent; 0 where it does not say.
+        """Return the version that it serves, perhaps from another job; 0 if it does not report one.
 
         Raises:
             RolloutError: It refuses the key (E113).
         """
         try:
-            said = str(ask(f"{self.url}/get_model_info", timeout_s=5, key=self.key)["weight_version"])
+            text = str(ask(f"{self.url}/get_model_info", timeout_s=5, key=self.key)["weight_version"])
         except (RolloutError, KeyError, TypeError) as error:
             if isinstance(error, RolloutError) and "E113" in error.codes:
                 raise
+            logger.info("%s reports no version of its weights: %s", self.url, error)
             return 0
-        return int(said) if said.isdigit() else 0
+        return int(text) if text.isdigit() else 0
 
     def post(self, route: str, body: dict[str, Any], timeout_s: float = 300.0) -> Any:
-        """Send a command, and wait for its answer.
+        """Send a command and return the answer.
 
         Raises:
-            RolloutError: With what it answered.
+            RolloutError: It does not answer within ``timeout_s``, or answers with an error (S203).
         """
         return ask(f"{self.url}/{route}", "POST", body, max(0.1, timeout_s), code="S203", key=self.key)
 
@@ -222,8 +234,8 @@ class ExternalEngine:
         return f"ExternalEngine({self.url}, version {self.version})"
 
 
-class _Later:
-    """Something to do that is waited for like a call."""
+class _DeferredCall:
+    """A call that runs when it is waited for; it has the interface of a group's result."""
 
     def __init__(self, action: Callable[[float], None]) -> None:
         self._action = action
@@ -233,5 +245,5 @@ class _Later:
         return [None]
 
     def done(self) -> bool:
-        """Whether it has begun: never, before it is waited for."""
+        """Return ``False``: the call runs in :meth:`wait`."""
         return False

@@ -1,13 +1,13 @@
-"""Runs a command that must not outlive the process that asked for it.
+"""Run a command that must not outlive the process that started it.
 
-``leash.py PARENT LOG COMMAND...`` runs the command as its only child, and ends with it. It runs as a small
-process of its own (without Roost). The kernel could end a child with its parent by itself, but means
-the *thread* that started the child; threads of a worker come and go. This process has one thread only.
+``leash.py PARENT LOG COMMAND...`` runs the command as its only child, and ends with it. It runs as a small process of
+its own, without importing Roost. The kernel can kill a child with its parent (``PR_SET_PDEATHSIG``), but "parent" means
+the *thread* that started the child, and threads of a worker come and go. This process has only one thread.
 
-Standard output is the file LOG, opened for appending. The command writes to it directly, not through a pipe: it
-never waits for a reader. This process keeps the file small: once it is larger than :data:`LOG_LIMIT`, its end is
-copied to ``LOG.1``, which replaces the one before, and the file starts again from nothing. Lines that are written
-during the copy and before the truncation are lost, as with logrotate's ``copytruncate``.
+Standard output is the file LOG, opened for appending. The command writes to it directly and not through a pipe, so that
+it never waits for a reader. This process rotates the file: once it is larger than :data:`LOG_LIMIT`, its end is copied
+to ``LOG.1``, which replaces the earlier copy, and the file is truncated. Lines that are written during the copy and
+before the truncation are lost, as with logrotate's ``copytruncate``.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ PERIOD_S = 0.2
 GRACE_S = 5.0
 PR_SET_PDEATHSIG = 1
 LOG_LIMIT = 32 << 20
-"""Bytes after which a log starts again from nothing."""
+"""Size in bytes at which a log is rotated."""
 CHUNK = 1 << 20
 
 
 def _prepare() -> None:
-    # A router has two sockets per request in flight, and the soft limit is 1,024 on many systems.
+    # The router has two sockets for each request in flight, and the soft limit is 1,024 on many systems.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    os.setpgid(0, 0)  # so that whatever it starts can be ended with it
+    os.setpgid(0, 0)  # a process group of its own, so that its children can be killed with it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -47,14 +47,14 @@ def rotate(log: str, limit: int = LOG_LIMIT) -> None:
             return
     except OSError:
         return
-    with contextlib.suppress(OSError):  # such as a full disk: the log starts again all the same, which makes room
+    with contextlib.suppress(OSError):  # such as a full disk: truncate the log nevertheless, which makes room
         older = log + ".1"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(older)
         copy = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             place = end - limit
-            # Up to the size from above, not to the end of the file, which a fast command may move for ever.
+            # Up to the size from above and not to the end of the file: a fast command may write faster than this copies.
             while place < end and (part := os.pread(1, min(CHUNK, end - place), place)):
                 place += os.write(copy, part)
         finally:
@@ -64,7 +64,7 @@ def rotate(log: str, limit: int = LOG_LIMIT) -> None:
 
 
 def main(parent: int, log: str, command: Sequence[str]) -> int:
-    """Runs a command until it ends, the parent is gone, or this process is told to end."""
+    """Run a command until it ends, the parent is gone, or this process gets SIGTERM; return the exit code."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -81,7 +81,7 @@ def main(parent: int, log: str, command: Sequence[str]) -> int:
             child.kill()
         child.wait()
     with contextlib.suppress(OSError):
-        os.killpg(child.pid, signal.SIGKILL)  # what it left behind
+        os.killpg(child.pid, signal.SIGKILL)  # children that it left behind
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

@@ -1,7 +1,7 @@
-"""Pulses: how long the engines of a rollout have not answered, found out without waiting for them.
+"""Pulses: for how long the engines of a rollout have not answered, measured without blocking.
 
-An engine is asked in two ways: the control lane of each of its processes, and ``/health`` of its server. At most one
-question of each kind is open, so an engine that hangs costs nothing but that question.
+Each engine is probed in two ways: through the control lane of each of its processes, and by ``/health`` of its server.
+Each probe has at most one request in flight, so an engine that hangs occupies one thread at most.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from roost.engines.http_calls import send
 __all__ = ["Pulses"]
 
 HEALTH_S = 5.0
-"""Seconds between two questions to ``/health`` of an engine."""
+"""Seconds between two requests to ``/health`` of an engine."""
 STEP_S = 2.0
-"""The most that silence grows between two looks: a driver that was itself stopped or starved blames nobody for it."""
+"""Maximum growth of an engine's silence between two calls of :meth:`Pulses.look`. If the driver itself was stopped or
+starved of CPU for longer, the excess does not count against the engines."""
 
 
 logger = logging.getLogger(__name__)
 
 
 class Pulses:
-    """How long engines have not answered.
+    """Measures for how long engines have not answered.
 
     Args:
-        limit_s: Seconds without an answer after which an engine counts as hung. An answer that says that the engine
-            is not healthy is an answer.
+        limit_s: Seconds without an answer after which an engine counts as hung. "Not healthy" is an answer too.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._probes: dict[tuple[str, int], list[_State | _Health]] = {}
+        self._probes: dict[tuple[str, int], list[_LaneProbe | _HealthProbe]] = {}
         self._looked_s = time.monotonic()
 
     def look(self, engines: Sequence[EngineHandle | ExternalEngine]) -> None:
-        """Ask engines that have no open question, and note who has answered; returns at once."""
+        """Collect the answers of engines, and send new probes to those that have answered; return at once."""
         now_s = time.monotonic()
         step_s, self._looked_s = min(STEP_S, now_s - self._looked_s), now_s
-        # A new dictionary in one step: other threads read this one meanwhile.
+        # Replace the dictionary in one step: other threads read the old one meanwhile.
         self._probes = {
             engine.identity: self._probes.get(engine.identity) or self._probes_of(engine) for engine in engines
         }
@@ -54,30 +54,30 @@ class Pulses:
                 probe.look(step_s)
 
     def is_dead(self, engine: EngineHandle | ExternalEngine) -> bool:
-        """Whether Ray knows that a process of an engine has ended."""
-        return any(isinstance(probe, _State) and probe.is_dead for probe in self._probes.get(engine.identity, ()))
+        """Return whether Ray knows that a process of the engine has ended."""
+        return any(isinstance(probe, _LaneProbe) and probe.is_dead for probe in self._probes.get(engine.identity, ()))
 
     def silent_s(self, engine: EngineHandle | ExternalEngine) -> float:
-        """Seconds that the longest open question to an engine has waited for its answer."""
+        """Return for how many seconds the oldest unanswered probe of an engine has waited."""
         return max((probe.silent_s for probe in self._probes.get(engine.identity, ())), default=0.0)
 
     def described(self, engine: EngineHandle | ExternalEngine) -> str:
-        """What of an engine has not answered for how long, for messages."""
+        """Return which part of an engine has not answered for how long, as text for messages."""
         probes = self._probes.get(engine.identity, ())
         probe = max(probes, key=lambda probe: probe.silent_s, default=None)
         return f"{probe.what} has not answered for {probe.silent_s:.1f} s" if probe is not None else ""
 
-    def _probes_of(self, engine: EngineHandle | ExternalEngine) -> list[_State | _Health]:
-        probes: list[_State | _Health] = []
+    def _probes_of(self, engine: EngineHandle | ExternalEngine) -> list[_LaneProbe | _HealthProbe]:
+        probes: list[_LaneProbe | _HealthProbe] = []
         if isinstance(engine, EngineHandle):
-            probes += [_State(engine, member) for member in range(engine.num_members)]
+            probes += [_LaneProbe(engine, member) for member in range(engine.num_members)]
         if engine.url:
-            probes.append(_Health(engine.url, engine.key, self.limit_s))
+            probes.append(_HealthProbe(engine.url, engine.key, self.limit_s))
         return probes
 
 
-class _State:
-    """Asks the control lane of a member's process."""
+class _LaneProbe:
+    """Probes a member's process through its control lane."""
 
     def __init__(self, engine: EngineHandle, member: int) -> None:
         rank = engine.first + member
@@ -98,8 +98,8 @@ class _State:
         self._asked = self._group.ask_states([self._rank])[self._rank]
 
 
-class _Health:
-    """Asks ``/health`` of an engine's server."""
+class _HealthProbe:
+    """Probes an engine's server by ``/health``."""
 
     def __init__(self, url: str, key: str, limit_s: float) -> None:
         self.what = f"{url}/health"

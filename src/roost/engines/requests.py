@@ -1,4 +1,4 @@
-"""What is missing of groups of samples, as requests to engines."""
+"""Requests to engines for the unfinished samples of sample groups."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from roost.errors import Finding, RolloutError, shown
 __all__ = ["make_requests", "params_of_samples"]
 
 MAX_NAMED = 10
-"""How many groups with bad seeds an error names."""
+"""Number of groups with bad seeds that an error names at most."""
 
 
 def make_requests(
     groups: Sequence[SampleGroup], params: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[list[Sample]]]:
-    """Return the requests for what is missing, and the samples that each of them answers.
+    """Return the requests for all unfinished samples, and the samples that each request is for.
 
-    Every sample that is not finished is a request of its own, with a seed of its own: with deterministic
-    inference, SGLang draws all samples of one request with the same seed, and so all samples without a seed.
-    The seed follows from the seed of the group and the sample's index, so that a sample that was interrupted
-    goes on as if it had not been. A group without a seed gets a random one each time.
-    A sample that already has the largest number of tokens is marked as finished here.
+    Every unfinished sample becomes one request with its own seed: with deterministic inference, SGLang draws all
+    samples of one request with the same numbers, whether the request has a seed or not. The seed follows from the
+    seed of the group and the sample's index, so that an interrupted sample continues without a difference. A group
+    without a seed gets a random one in each call. A sample that already has the maximum number of tokens is marked as
+    finished here.
 
     Raises:
-        RolloutError: Naming the groups whose seeds no engine can hold (E101).
+        RolloutError: Some groups have seeds that are invalid for engines; names the first ten (E101).
     """
     requests: list[dict[str, Any]] = []
     owners: list[list[Sample]] = []
@@ -36,7 +36,7 @@ def make_requests(
     common = _without_seed(params)
     for group, seed in zip(groups, _seeds(groups, params), strict=True):
         indices = [sample.index for sample in group.samples]
-        if len(set(indices)) < len(indices):  # samples that were made without an index
+        if len(set(indices)) < len(indices):  # samples that were created without an index
             indices = list(range(len(indices)))
         for index, sample in zip(indices, group.samples, strict=True):
             if sample.is_finished:
@@ -53,10 +53,10 @@ def make_requests(
 
 
 def params_of_samples(params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parameters of the ``n`` requests for one sample that give the samples of one request for ``n``.
+    """Split the parameters of a request for ``n`` samples into those of ``n`` requests for one sample each.
 
     Raises:
-        RolloutError: For an ``n`` or a seed that is out of range (E101).
+        RolloutError: ``n`` or the seed is out of range (E101).
     """
     count = 1 if params.get("n") is None else params["n"]
     problems = [Finding("E101", problem, rule=SEED_RULE) for problem in seed_problems(params)]
@@ -73,7 +73,7 @@ def _without_seed(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_of(*sources: Mapping[str, Any]) -> int:
-    """Return the first seed that is given; a random one where there is none."""
+    """Return the first seed in the sources; a random one if none has a seed."""
     for source in sources:
         for name in ("sampling_seed", "seed"):
             if source.get(name) is not None:
@@ -82,7 +82,7 @@ def _seed_of(*sources: Mapping[str, Any]) -> int:
 
 
 def _seeds(groups: Sequence[SampleGroup], params: Mapping[str, Any]) -> list[int]:
-    """Return the seed of each group: its own, else that of all requests, else a random one."""
+    """Return the seed of each group: its own, else that of ``params``, else a random one."""
     own = [{"seed": group.data.get("seed")} for group in groups]
     problems = seed_problems(params)
     for group, data in zip(groups, own, strict=True):

@@ -1,26 +1,26 @@
 """The router in front of the engines: sglang-router as a child process.
 
-What it was seen to do (version 0.3.2):
+Observed behaviour of version 0.3.2:
 
-* It opens two ports, its own and one for Prometheus; with the default of the latter a second router on a
-  machine does not start. Both are leased here. It binds beside the sockets that hold the leases; once it listens, these
-  keep everybody off, so that nobody can take the place of a router that has ended.
-* With an API key it answers 401 to requests without it, for everything that generates, or lists or changes its
-  workers. Open remain ``/liveness``, ``/readiness``, ``/health``, ``/health_generate``, ``/v1/models``,
+* It opens two ports, its own and one for Prometheus. With the default Prometheus port, a second router on the same node
+  does not start; here both ports are leased. The router binds beside the sockets that hold the leases. Once it listens,
+  these sockets keep other processes from binding the port, also after the router has ended.
+* With an API key it answers 401 to requests without it, for all routes that generate, or list or change its
+  workers. Open to everybody remain ``/liveness``, ``/readiness``, ``/health``, ``/health_generate``, ``/v1/models``,
   ``/get_server_info`` (counts), ``/engine_metrics`` (the workers' ``/metrics``), ``/get_model_info`` (passed on with
   the caller's header, so workers refuse it) and the port for Prometheus, which names its workers.
 * It presents a worker's own key to that worker, and the header of its client to workers that have none.
 * Workers are added and removed in the background (202); those that cannot be reached fail after
-  ``worker_startup_s``. A removed worker finishes what it has.
-* An engine that dies in the middle of a request: the request is sent to others, up to ``retries`` times in
-  all; if the last of these fails too, the answer is a 500. The dead engine is still tried until three health
-  checks have failed. It comes back by itself two good health checks after its URL answers again.
-* No engine that could take a request: a 503 after the retries.
-* It reads requests and writes them anew: fields that it does not know are lost, among them ``seed`` in
-  the sampling parameters; ``sampling_seed`` (64 bits, not negative) gets through. Temperatures are rounded
-  to 32 bits. Answers are passed on as they are.
-* A client that hangs up: so does the router, and the engine drops the request.
-* SIGTERM: it finishes what it has, within its grace period.
+  ``worker_startup_s``. A removed worker finishes the requests that it has.
+* If an engine dies during a request, the request is sent to other engines, up to ``retries`` times in all; if the last
+  attempt fails too, the answer is a 500. The dead engine is still tried until three health checks have failed. It is
+  used again two good health checks after its URL answers again.
+* If no engine can take a request, the answer is a 503 after the retries.
+* It parses requests and serialises them anew: unknown fields are lost, among them ``seed`` in the sampling parameters;
+  ``sampling_seed`` (64 bits, not negative) is kept. Temperatures are rounded to 32 bits. Answers are passed on
+  unchanged.
+* If a client disconnects, so does the router, and the engine drops the request.
+* On SIGTERM it finishes the requests that it has, within its grace period.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ PERIOD_S = 0.05
 CALL_S = 10.0
 """Seconds to wait for the router's answer to a command."""
 NOTICE_S = 2.0
-"""Seconds after which the end of the router's process has been noticed for certain."""
+"""Seconds within which this process notices the end of the router's process."""
 STARTUP_S = 60
 """Seconds that the router waits by default for an engine that does not answer yet."""
 SLACK_S = 10.0
-"""Seconds beyond that in which the router says that it gave up."""
+"""Seconds that the router may take beyond that to report that it gave up."""
 NO_KEY = "none"
-"""Presented to engines that have no key, which would be shown the router's otherwise."""
+"""Key that the router presents to engines without a key. Without it the router would show them its client's key."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class RoutedWorker:
     """An engine as the router sees it.
 
     Attributes:
-        id: The router's name for it.
-        url: Its base URL.
-        is_healthy: Whether its last health checks went well.
-        load: Requests that it has.
+        id: Id that the router gave it.
+        url: Base URL.
+        is_healthy: Whether its last health checks succeeded.
+        load: Number of its requests in flight.
     """
 
     id: str
@@ -77,7 +77,7 @@ class RoutedWorker:
 
 
 def add_limit_s(settings: Mapping[str, Any]) -> float:
-    """Return the seconds that :meth:`Router.add` waits by default where the router has these settings."""
+    """Return the default timeout of :meth:`Router.add` in seconds, for a router with these settings."""
     return float(settings.get("worker_startup_s", STARTUP_S)) + SLACK_S
 
 
@@ -85,18 +85,18 @@ class Router:
     """Balances requests over engines.
 
     Args:
-        host: The address to bind, which engines' clients use.
-        policy: How engines are chosen.
-        request_timeout_s: How long a request may take.
-        worker_startup_s: How long :meth:`add` waits for an engine that does not answer yet.
+        host: Address to bind, at which clients reach the router.
+        policy: Load-balancing policy.
+        request_timeout_s: Seconds that a request may take.
+        worker_startup_s: Seconds that :meth:`add` waits for an engine that does not answer yet.
         health_period_s: Seconds between two health checks.
-        retries: How often a request is tried in all.
+        retries: Number of attempts for a request in all.
         log_level: ``debug``, ``info``, ``warn`` or ``error``.
         options: More options of sglang-router, such as ``["--cache-threshold", "0.5"]``.
-        key: What requests to it must present; empty: a new one is made, and another for each further :meth:`start`.
+        key: The key that requests must present; empty: make a new key for each :meth:`start`.
 
     Attributes:
-        key: What requests to it must present.
+        key: The key that requests must present.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Router:
             "--health-check-interval-secs", str(health_period_s),
             "--retry-max-retries", str(retries),
             "--retry-max-backoff-ms", "2000",
-            # Health checks find out who is gone. A circuit would stay open for a minute after an engine is back.
+            # Health checks detect dead engines. A circuit breaker would reject an engine for a minute after its return.
             "--disable-circuit-breaker",
             "--max-concurrent-requests", "-1",
             "--shutdown-grace-period-secs", "1",
@@ -143,21 +143,23 @@ class Router:
 
     @property
     def url(self) -> str:
-        """Its base URL; empty before :meth:`start` and after :meth:`stop`."""
+        """The base URL; empty before :meth:`start` and after :meth:`stop`."""
         return url_of(self._host, self._lease.port) if self._lease is not None else ""
 
     def start(self, timeout_s: float = 60.0) -> str:
-        """Starts it, waits until it answers, and returns its base URL; one that has ended gets its ports again.
+        """Start the router, wait until it answers, and return its base URL.
+
+        A router that has ended is started again on the same ports. A router that runs is left as it is.
 
         Raises:
-            RolloutError: Where it ends, or does not answer in time; with its last lines (E106).
+            RolloutError: The router ended, or did not answer in time; with its last log lines (E106).
         """
         if self.is_alive():
             return self.url
         if self._child is not None:
             self._child.stop()
         if self._was_started and not self._keeps_key:
-            self.key = make_key()  # clients may have shown the old one to whoever took the place of a dead router
+            self.key = make_key()  # another process may have bound the port meanwhile and seen the old key
         self._was_started = True
         if self._lease is None:
             self._lease = lease_ports(2)
@@ -165,14 +167,14 @@ class Router:
         command = [
             sys.executable, str(router_process.__file__),
             "--host", self._host, "--port", str(self._lease.port),
-            # It asks for no key and cannot be switched off: it is for users of this machine only.
+            # This port needs no key and cannot be switched off, so only processes of this node may reach it.
             "--prometheus-host", "127.0.0.1", "--prometheus-port", str(self._lease.port + 1),
             *self._options,
         ]  # fmt: skip
         self._child = ServerProcess(command, env={VARIABLE: self.key}, name="the router", log_name="router")
         self._child.start()
         try:
-            self._wait(self._answers, timeout_s, "E106", "the router did not answer")
+            self._wait(self._is_answering, timeout_s, "E106", "the router did not answer")
         except BaseException:
             self.stop()
             raise
@@ -180,7 +182,7 @@ class Router:
         return self.url
 
     def stop(self) -> None:
-        """Ends it and gives its ports back. Safe to call twice."""
+        """Stop the router and release its ports. Safe to call twice."""
         if self._child is not None:
             self._child.stop()
             self._child = None
@@ -189,11 +191,11 @@ class Router:
             self._lease = None
 
     def is_alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether the router's process runs."""
         return self._child is not None and self._child.is_alive()
 
     def check(self) -> None:
-        """Raise the error of a router whose process has ended, with its last lines (E106)."""
+        """Raise E106 with the router's last log lines if its process has ended."""
         if self._child is not None and not self._child.is_alive():
             raise self._ended(Fix("start it again, with all engines that are alive", "rollout.recover()"))
 
@@ -203,27 +205,28 @@ class Router:
         return self._error("E106", message, *fixes)
 
     def logs(self) -> str:
-        """Its last lines."""
+        """Return the last lines of the router's log."""
         return self._child.logs() if self._child is not None else ""
 
     # Workers -------------------------------------------------------------------------------
 
     def workers(self) -> list[RoutedWorker]:
-        """The engines behind it, by URL."""
+        """Return the engines behind the router, sorted by URL."""
         found = self._ask("GET", "/workers").get("workers", [])
         rows = [RoutedWorker(row["id"], row["url"], bool(row["is_healthy"]), int(row["load"])) for row in found]
         return sorted(rows, key=lambda worker: worker.url)
 
     def add(self, url: str, key: str = "", timeout_s: float | None = None) -> RoutedWorker:
-        """Adds an engine, and returns when it gets requests. One that is there already is left as it is.
+        """Add an engine, and return when the router sends it requests. Do nothing for an engine that was added before.
 
         Args:
             url: The engine's base URL.
-            key: The engine's key, which the router presents with each request; empty: it has none.
-            timeout_s: Seconds to wait until the router has found the engine healthy; ``None``: until it gives up.
+            key: The engine's key, which the router presents with each request; empty: the engine needs none.
+            timeout_s: Seconds to wait until the router has found the engine healthy; ``None``: until the router
+                gives up.
 
         Raises:
-            RolloutError: Where the engine does not answer in time, with what the router says (E107).
+            RolloutError: The engine does not answer in time; with the router's message (E107).
         """
         url = url.rstrip("/")
         with self._changing:
@@ -246,9 +249,9 @@ class Router:
         return found or RoutedWorker(worker_id, url, True, 0)
 
     def remove(self, url: str, timeout_s: float = 30.0) -> None:
-        """Removes an engine, and returns when it gets no more requests; what it has, it finishes.
+        """Remove an engine, and return when it gets no more requests. The engine finishes the requests that it has.
 
-        One that is not there is as good as removed.
+        Do nothing if the router does not know the engine.
         """
         url = url.rstrip("/")
         with self._changing:
@@ -263,10 +266,10 @@ class Router:
     def _find(self, url: str) -> RoutedWorker | None:
         return next((worker for worker in self.workers() if worker.url == url), None)
 
-    # Asking it -----------------------------------------------------------------------------
+    # Requests to the router ----------------------------------------------------------------
 
-    def _answers(self) -> bool:
-        if self._lease is None or not is_own_server(self._lease.port):  # nobody else gets to see the key
+    def _is_answering(self) -> bool:
+        if self._lease is None or not is_own_server(self._lease.port):  # do not show the key to another process
             return False
         try:
             self._ask("GET", "/liveness")

@@ -1,11 +1,11 @@
-"""Runs sglang-router with the key that its environment has: its own option for that would be in the command line."""
+"""Run sglang-router with the key from the environment: its option for the key would show it in the command line."""
 
 import os
 import sys
 
 
 def main() -> None:
-    """As ``python -m sglang_router.launch_router``, with the key from ``ROOST_SERVER_KEY``."""
+    """Run ``python -m sglang_router.launch_router`` with the key from ``ROOST_SERVER_KEY``."""
     from sglang_router.launch_router import launch_router, parse_router_args
 
     options = parse_router_args(sys.argv[1:])

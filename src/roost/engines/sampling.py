@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, and the numbers that its tokens are drawn with."""
+"""Sampling parameters of a request, and the random numbers with which its tokens are drawn."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["MAX_SEED", "SamplingParams", "check_request", "check_seeds", "sample
 
 MASK = (1 << 64) - 1
 MAX_SEED = (1 << 63) - 1
-"""The largest seed of a request. SGLang and vLLM keep seeds as signed 64-bit integers; a larger one ends SGLang."""
+"""The largest seed of a request. SGLang and vLLM keep seeds as signed 64-bit integers; SGLang crashes on a larger one."""
 MAX_NAMED = 10
-"""How many requests with bad seeds an error names."""
+"""Number of requests with bad seeds that an error names at most."""
 MAX_SAMPLES = 4096
-"""How many samples one request may ask for."""
+"""Number of samples that one request may ask for at most."""
 
 SEED_RULE = "seed and sampling_seed are two names of one number, a signed 64-bit integer that is not negative"
 
@@ -38,23 +38,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (None, -1, 0),
     "top_p": (None, 1),
 }
-"""Parameters of SGLang that are taken only where they change nothing."""
+"""Parameters of SGLang that this engine does not support → the values that are accepted, as they have no effect."""
 
 IGNORED = ("ignore_eos", "no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens", "stream_interval")
-"""Parameters that say nothing to an engine without a tokenizer."""
+"""Parameters without meaning for an engine that has no tokenizer; they are ignored."""
 
 KNOWN = ("max_new_tokens", "n", "sampling_seed", "seed", "stop_token_ids", "temperature")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request is sampled.
+    """Checked sampling parameters of a request.
 
     Attributes:
-        max_new_tokens: At most so many; the engine's context bounds it too.
-        temperature: 0 takes the likeliest token.
+        max_new_tokens: Maximum number of generated tokens; the engine's context is a limit too.
+        temperature: Sampling temperature; 0 takes the most likely token.
         n: Samples per prompt.
-        seed: What the random numbers depend on; from the system where none was given.
+        seed: Seed of the random numbers; a random one if the request has none.
         stop_token_ids: Tokens that end a sample.
     """
 
@@ -65,8 +65,8 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
 
 
-def _mixed(number: int) -> int:
-    """The finaliser of splitmix64."""
+def _splitmix64(number: int) -> int:
+    """Return a well-mixed 64-bit hash of a number: one step of the generator splitmix64."""
     number = (number + 0x9E3779B97F4A7C15) & MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
@@ -74,15 +74,15 @@ def _mixed(number: int) -> int:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """Return the seed with which a request for one sample gives sample ``index`` of a request with this seed.
+    """Return the seed of sample ``index`` of a request: a request for one sample with this seed generates the same.
 
-    The result is in the range 0 to :data:`MAX_SEED`, as ``seed`` must be. Sample 0 has the seed of its request.
+    Seeds are in the range 0 to :data:`MAX_SEED`. Sample 0 has the seed of its request.
     """
-    return _mixed(seed ^ _mixed(index)) & MAX_SEED if index else seed & MAX_SEED
+    return _splitmix64(seed ^ _splitmix64(index)) & MAX_SEED if index else seed & MAX_SEED
 
 
 def seed_problems(params: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the seed among sampling parameters, which has two names there."""
+    """Return the problems of the seed in sampling parameters, where it may have two names."""
     given = {name: params[name] for name in ("seed", "sampling_seed") if params.get(name) is not None}
     problems = [
         f"{name} must be a whole number from 0 to 2**63 - 1, not {shown(value)}"
@@ -95,10 +95,10 @@ def seed_problems(params: Mapping[str, Any]) -> list[str]:
 
 
 def check_seeds(requests: Sequence[Mapping[str, Any]]) -> None:
-    """Check the seeds of requests before any of them is sent: an engine may end on a seed that it cannot hold.
+    """Check the seeds of requests before any request is sent: an engine may crash on a seed that is too large.
 
     Raises:
-        RolloutError: Naming the requests with a bad seed (E101).
+        RolloutError: Some requests have a bad seed; names the first ten (E101).
     """
     problems = [
         f"request {index}: {problem}"
@@ -110,14 +110,14 @@ def check_seeds(requests: Sequence[Mapping[str, Any]]) -> None:
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """The number in [0, 1) that a token is drawn with.
+    """Return the random number in [0, 1) with which a token is drawn.
 
-    It depends on the request's seed, the index of the sample in the request and the position of the
-    token in its sequence, prompt included, and on nothing else: neither on the engine, nor on what
-    else it does. So a sample that was aborted goes on as if it had not been when its prompt and what
-    there is of it are sent as the prompt of a request with :func:`sample_seed`.
+    It depends only on the request's seed, the index of the sample in the request, and the position of the token in
+    its sequence, prompt included. The engine and its other requests do not matter. An aborted sample can therefore
+    be continued without a difference: send its prompt and its tokens so far as the prompt of a request whose seed is
+    :func:`sample_seed`.
     """
-    return (_mixed(_mixed(sample_seed(seed, index)) ^ position) >> 11) / (1 << 53)
+    return (_splitmix64(_splitmix64(sample_seed(seed, index)) ^ position) >> 11) / (1 << 53)
 
 
 def _is_int(value: object, least: int = 0) -> bool:
@@ -127,7 +127,11 @@ def _is_int(value: object, least: int = 0) -> bool:
 def check_request(
     prompts: Sequence[Sequence[int]], params: Mapping[str, Any], vocabulary: int, context: int
 ) -> SamplingParams:
-    """Reads a request, or raises one error with everything that is wrong with it."""
+    """Return the sampling parameters of a request.
+
+    Raises:
+        RolloutError: The request is invalid; with all of its problems (E101).
+    """
     problems: list[Finding] = []
 
     def complain(message: str, rule: str = "", fixes: tuple[Fix, ...] = ()) -> None:
@@ -183,7 +187,7 @@ def check_request(
     seed = wanted.get("sampling_seed", wanted.get("seed"))
     return SamplingParams(
         wanted.get("max_new_tokens", 128),
-        # The router knows temperatures as 32-bit numbers; so do we, or they would differ behind it.
+        # The router rounds temperatures to 32 bits. Without the same rounding, samples would depend on the router.
         struct.unpack("f", struct.pack("f", min(float(temperature), 3e38)))[0],
         wanted.get("n", 1),
         secrets.randbits(63) if seed is None else seed,

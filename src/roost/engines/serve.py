@@ -1,8 +1,8 @@
-"""``python -m roost.engines.serve module:factory``: an engine by itself, outside any job.
+"""``python -m roost.engines.serve module:factory``: serve one engine outside any job.
 
-Its key is read from the environment variable ``ROOST_SERVER_KEY``.
+The server's key is read from the environment variable ``ROOST_SERVER_KEY``.
 
-The factory makes a torch module, an :class:`~roost.engines.engine.Engine`, or is a class of engines.
+The factory is a function that returns a torch module or an :class:`~roost.engines.engine.Engine`, or a class of engines.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     asked = _parser().parse_args(arguments)
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
     engine: Engine | None = None
     try:
-        key = _key()
-        engine = _engine(asked)
+        key = _take_key()
+        engine = _make_engine(asked)
         place = EnginePlace("served", host=asked.host, server_port=asked.port, device=asked.device, key=key)
         url = engine.start(place)
         sys.stderr.write(f"ready {url}\n")
@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _key() -> str:
-    """Take the key out of the environment, so that processes that the engine starts do not inherit it."""
+def _take_key() -> str:
+    """Take the key out of the environment, so that the engine's child processes do not inherit it."""
     key = os.environ.pop(VARIABLE, "")
     if not key:
         message = f"{VARIABLE} is not set: the key that requests to this server must present"
@@ -73,8 +73,8 @@ def _key() -> str:
     return key
 
 
-def _engine(asked: argparse.Namespace) -> Engine:
-    made = _made(asked.factory)
+def _make_engine(asked: argparse.Namespace) -> Engine:
+    made = _call_factory(asked.factory)
     if isinstance(made, Engine):
         made.version = asked.version
         return made
@@ -86,8 +86,8 @@ def _engine(asked: argparse.Namespace) -> Engine:
     )  # fmt: skip
 
 
-def _made(name: str) -> Any:
-    """What the factory gives."""
+def _call_factory(name: str) -> Any:
+    """Import the factory ``module:function`` and return its result."""
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

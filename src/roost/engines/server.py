@@ -1,10 +1,10 @@
-"""The HTTP front of an engine that has no server of its own; it speaks as SGLang's servers do.
+"""The HTTP server for engines that have none of their own, in the format of SGLang's servers.
 
 It runs in a thread of the engine's process. Requests are not queued here: each goes to the engine at
-once, and an engine that is paused or offloaded simply takes longer to answer. A client that hangs up
-takes its request with it.
+once, and an engine that is paused or offloaded takes longer to answer. If a client disconnects, its request
+is cancelled.
 
-Every request must present the server's key, except ``GET /health``, which tells others nothing but a status.
+Every request must present the server's key, except ``GET /health``, which shows only a status without the key.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from roost.errors import Finding, Fix, RolloutError, RoostError, shown
 __all__ = ["EngineServer"]
 
 MAX_BODY_BYTES = 512 << 20
-"""As the router allows."""
+"""The router's limit."""
 
 HEALTH_TIMEOUT_S = 20.0
-"""How long a token may take that is generated only to see whether one comes."""
+"""Seconds that ``/health_generate`` waits for one token."""
 
 _STATUS = {"E101": 400, "E102": 400, "E103": 409, "E105": 503, "E112": 503, "E120": 400}
 
@@ -47,10 +47,10 @@ class EngineServer:
 
     Args:
         engine: The engine.
-        host: The address to bind.
-        port: A port that was leased for it; 0: one is leased here.
-        name: Name of the engine, which answers carry in a header so that errors behind a router can name it.
-        key: What every request must present; empty: a new one is made, and is :attr:`key`.
+        host: Address to bind.
+        port: A leased port; 0: lease one here.
+        name: Name of the engine. Answers have it in a header, so that errors behind a router can name the engine.
+        key: The key that every request must present; empty: make a new one, which is in :attr:`key`.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class EngineServer:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The base URL."""
         return url_of(self._host, self._port)
 
     def start(self) -> str:
-        """Binds and serves; returns the base URL.
+        """Bind the port, start serving and return the base URL.
 
         Raises:
-            RolloutError: Where the port cannot be bound (E110).
+            RolloutError: The port cannot be bound (E110).
         """
         if not self._port:
             self._lease = lease_ports()
@@ -88,22 +88,22 @@ class EngineServer:
         if outcome:
             self._thread.join()
             self._thread = None
-            self._give_back()
+            self._release_port()
             message = f"the engine's server cannot listen on {self._host}, port {self._port}: {outcome[0]}"
             fixes = (Fix("see who has the port", f"ss -tlnp 'sport = :{self._port}'"),)
             raise RolloutError([Finding("E110", message, fixes=fixes)]) from outcome[0]
         return self.url
 
     def stop(self) -> None:
-        """Ends the server, its connections and its thread. Safe to call twice."""
+        """Stop the server, its connections and its thread. Safe to call twice."""
         thread, self._thread = self._thread, None
         if thread is not None and self._loop is not None and self._end is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._end.set)
             thread.join()
-        self._give_back()
+        self._release_port()
 
-    def _give_back(self) -> None:
+    def _release_port(self) -> None:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -114,6 +114,8 @@ class EngineServer:
         try:
             asyncio.run(self._run(is_up))
         except BaseException as error:
+            if is_up.is_set():  # start() has returned: nobody reads the outcome
+                _logger.exception("the server of %s ended", self._name)
             outcome.append(error)
         finally:
             is_up.set()
@@ -137,7 +139,7 @@ class EngineServer:
             client_max_size=MAX_BODY_BYTES,
             middlewares=[web.middleware(_errors_as_json), _check_of(self._is_permitted)],
         )
-        app.on_response_prepare.append(self._sign)
+        app.on_response_prepare.append(self._add_engine_name)
         for path in ("/get_model_info", "/model_info"):
             app.router.add_get(path, self._model_info)
         for path in ("/get_server_info", "/server_info"):
@@ -160,8 +162,8 @@ class EngineServer:
     def _is_permitted(self, http: web.Request) -> bool:
         return is_permitted(http.headers.get("Authorization"), self.key)
 
-    async def _sign(self, http: web.Request, answer: web.StreamResponse) -> None:
-        """Name the engine in its answers to requests: through a router a client cannot know which one answered."""
+    async def _add_engine_name(self, http: web.Request, answer: web.StreamResponse) -> None:
+        """Add the engine's name to answers: behind a router a client does not know which engine answered."""
         if http.path == "/generate" and self._is_permitted(http):
             answer.headers[ENGINE_HEADER] = quote(self._name)
 
@@ -174,8 +176,8 @@ class EngineServer:
         rids = [str(one) for one in rid] if isinstance(rid, list) else [str(rid)]
         params = body.get("sampling_params")
         if params is not None and not isinstance(params, Mapping):
-            raise _bad(f"sampling_params must be an object, not {shown(params)}")
-        # Not asyncio.to_thread: a request costs no thread while it waits.
+            raise _bad_request(f"sampling_params must be an object, not {shown(params)}")
+        # Not asyncio.to_thread: a waiting request should not occupy a thread.
         future = self._engine.submit(prompts, dict(params or {}), rids[0])
         outputs = await asyncio.wrap_future(future)
         each = max(1, len(outputs) // len(prompts))
@@ -198,7 +200,7 @@ class EngineServer:
         body = await _body(http)
         rid = body.get("rid")
         if not rid and not body.get("abort_all"):
-            raise _bad('abort_request needs a "rid", or "abort_all": true')
+            raise _bad_request('abort_request needs a "rid", or "abort_all": true')
         await asyncio.to_thread(self._engine.abort, "" if body.get("abort_all") else str(rid))
         return web.Response()
 
@@ -215,12 +217,12 @@ class EngineServer:
 
     def _load(self, path: object, version: object) -> str:
         if not isinstance(path, str) or not path:
-            raise _bad(f"model_path must be the path of a folder, not {shown(path)}")
+            raise _bad_request(f"model_path must be the path of a folder, not {shown(path)}")
         number = self._engine.version + 1 if version is None else version
         if isinstance(number, str) and number.isdigit():
             number = int(number)
         if not isinstance(number, int) or isinstance(number, bool):
-            raise _bad(f"weight_version must be a whole number, not {shown(version)}")
+            raise _bad_request(f"weight_version must be a whole number, not {shown(version)}")
         self._engine.load_weights(self._engine.read_weights(path), number)
         return f"version {number} from {path}"
 
@@ -235,7 +237,7 @@ class EngineServer:
     async def _flush(self, http: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.")
 
-    # What it is ----------------------------------------------------------------------------
+    # Health and information ----------------------------------------------------------------
 
     async def _health(self, http: web.Request) -> web.Response:
         missing = await asyncio.to_thread(self._engine.health)
@@ -273,7 +275,7 @@ class EngineServer:
         )
 
 
-def _bad(message: str) -> RolloutError:
+def _bad_request(message: str) -> RolloutError:
     return RolloutError([Finding("E101", message)])
 
 
@@ -282,19 +284,19 @@ def _status_of(error: RoostError) -> int:
 
 
 async def _body(http: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; no body at all counts as an empty one."""
+    """Return the JSON object in the body of a request; an empty one if there is no body."""
     raw = await http.read()
     try:
         body = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise _bad(f"the body is no JSON: {error}") from None
+        raise _bad_request(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
-        raise _bad(f"the body must be a JSON object, not {shown(body)}")
+        raise _bad_request(f"the body must be a JSON object, not {shown(body)}")
     return body
 
 
 def _prompts(body: Mapping[str, Any]) -> tuple[list[list[int]], bool]:
-    """The prompts of a request, and whether it is one that did not come in a list."""
+    """Return the prompts of a request, and whether ``input_ids`` is a single prompt and not a list of prompts."""
     ids: Any = body.get("input_ids")
     problems = []
     if ids is None:
@@ -313,7 +315,7 @@ def _prompts(body: Mapping[str, Any]) -> tuple[list[list[int]], bool]:
 def _check_of(is_permitted: Callable[[web.Request], bool]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests without the key before their body is read, also for routes that do not exist."""
+        """Reject requests without the key before their body is read, also for unknown routes."""
         if (request.method, request.path) != ("GET", "/health") and not is_permitted(request):
             raise web.HTTPUnauthorized
         return await handler(request)
@@ -322,7 +324,7 @@ def _check_of(is_permitted: Callable[[web.Request], bool]) -> Middleware:
 
 
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as SGLang's servers say it; a traceback only in the log."""
+    """Return every error in the format of SGLang's servers. Tracebacks go to the log only."""
     try:
         return await handler(request)
     except web.HTTPUnauthorized:
@@ -342,12 +344,12 @@ def _answer(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
-class _NoStrangers(logging.Filter):
-    """The router asks in HTTP/2 first, which aiohttp logs with a traceback."""
+class _IgnoreHttp2Probes(logging.Filter):
+    """Drops the tracebacks that aiohttp logs when the router tries HTTP/2 first."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 _logger = logging.getLogger("roost.engines.engine.server")
-_logger.addFilter(_NoStrangers())
+_logger.addFilter(_IgnoreHttp2Probes())

@@ -1,4 +1,4 @@
-"""Servers that run as child processes: engines that are programs of their own, and the router."""
+"""Servers that run as child processes: SGLang, vLLM and the router."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from roost.errors import Finding, Fix, RolloutError, RoostError
 __all__ = ["LOG_LINES", "ServerProcess", "socket_folder"]
 
 LOG_LINES = 30
-"""How many lines of a log an error shows."""
+"""Number of log lines that an error shows."""
 LOG_BYTES = 64_000
+"""Bytes at the end of a log that are read at most."""
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,16 +28,17 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class ServerProcess:
-    """A command that runs beside this process, and never outlives it.
+    """A child process that never outlives this process.
 
     Args:
         command: The program and its arguments.
-        env: Variables of its environment, besides those of this process; proxies are left out.
-        name: What it is called in errors.
-        log_name: What its log file is called after; default the name.
+        env: Environment variables, added to those of this process. Proxy variables are not inherited.
+        name: Name for errors.
+        log_name: Base name of the log file; by default ``name``.
 
     Attributes:
-        log_path: Its log, which stays after its end; empty before :meth:`start`. Older lines are in ``LOG_PATH.1``.
+        log_path: The log file, which is kept after the end of the process; empty before :meth:`start`. Older lines
+            are in ``LOG_PATH.1``.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class ServerProcess:
         self._log = -1
 
     def start(self) -> None:
-        """Starts it; whether it answers is the caller's to find out.
+        """Start the process and return at once, before its server answers.
 
         Raises:
-            RolloutError: Its log cannot be created (E125).
+            RolloutError: The log file cannot be created (E125).
         """
         if self._child is not None:
             return
@@ -76,13 +78,13 @@ class ServerProcess:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Ends it with everything that it started. Safe to call twice."""
+        """Stop the process with all of its children; takes at most 10 s. Safe to call twice."""
         if self._child is not None:
             self._child.terminate()
             try:
                 self._child.wait(leash.GRACE_S + 5)
             except subprocess.TimeoutExpired:
-                self._child.kill()  # the kernel ends the command with it
+                self._child.kill()  # the kernel kills the command with it
                 self._child.wait()
             self._child = None
         if self._log >= 0:
@@ -90,26 +92,26 @@ class ServerProcess:
             self._log = -1
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether the process runs."""
         return self._child is not None and self._child.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with; ``None`` while it runs, and before."""
+        """The exit code; ``None`` before the end of the process."""
         return self._child.poll() if self._child is not None else None
 
     @property
     def pid(self) -> int:
-        """The process that holds its leash, and ends it when it is ended itself; 0 where it does not run."""
+        """Id of the leash process, which ends the command when it is ended itself; 0 before the start."""
         return self._child.pid if self._child is not None else 0
 
     def logs(self, lines: int = LOG_LINES) -> str:
-        """Its last lines."""
+        """Return the last lines of the log."""
         if self._log < 0:
             return ""
         content = _end_of(self._log)
-        if len(content) < LOG_BYTES:  # the log may have started again a moment ago
-            with contextlib.suppress(OSError, RoostError):
+        if len(content) < LOG_BYTES:  # perhaps the log was rotated a moment ago
+            with contextlib.suppress(OSError, RoostError):  # it was never rotated
                 older = open_private(self.log_path + ".1", os.O_RDONLY)
                 try:
                     content = (_end_of(older) + content)[-LOG_BYTES:]
@@ -118,24 +120,24 @@ class ServerProcess:
         return "\n".join(_COLOUR.sub("", content.decode(errors="replace")).splitlines()[-lines:])
 
     def described_logs(self, lines: int = LOG_LINES) -> str:
-        """Its last lines, and below them where the whole log is."""
+        """Return the last lines of the log, and below them its path and node."""
         return f"{self.logs(lines)}\nthe whole log: {self.log_path} on node {describe_node()}".lstrip()
 
     @property
     def log_fix(self) -> Fix:
-        """Where the whole log is, for errors."""
+        """The path and the node of the whole log, for errors."""
         return Fix(f"read the whole log, on node {describe_node()}", self.log_path)
 
 
 def socket_folder(folder: PrivateFolder, name_bytes: int) -> str:
-    """Return the path of a private folder in which a server makes Unix sockets.
+    """Return the path of a private folder in which a server creates Unix sockets.
 
     Args:
         folder: The folder.
-        name_bytes: Length of the longest name that the server gives a socket there.
+        name_bytes: Length of the longest file name of such a socket.
 
     Raises:
-        RolloutError: The paths of such sockets would be too long (E123).
+        RolloutError: The paths of the sockets would be too long (E123).
         ClusterError: The private runtime folder cannot be used (R140).
     """
     path = folder.path()

@@ -1,4 +1,4 @@
-"""Starting engines: from a component of the plan to engines that are healthy."""
+"""Start the engines of a plan's components, and wait until they are healthy."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from roost.worker import GroupRequest, PerRank, WorkerGroup
 __all__ = ["EngineStarter"]
 
 CONCURRENCY = 16
-"""How many calls of an engine's worker may run at once."""
+"""Number of calls that an engine's worker runs at once."""
 LOG_LINES = 30
+"""Number of lines of a log or traceback that an error shows."""
 
 
 class EngineStarter:
     """Starts engines of a plan, and waits until they are healthy.
 
     Args:
-        cluster: The machines.
+        cluster: The cluster.
         plan: The plan of the job.
-        factories: Makes an engine; or one for each component.
-        dp_size: Data-parallel ranks inside an engine.
-        dp_attention: Whether those do data-parallel attention.
-        timeout_s: How long engines may take to get healthy.
+        factories: A function that creates an engine; or a mapping from component name to such a function.
+        dp_size: Number of data-parallel ranks inside an engine.
+        dp_attention: Whether these ranks use data-parallel attention.
+        timeout_s: Seconds that engines may take to become healthy.
     """
 
     def __init__(
@@ -64,7 +65,13 @@ class EngineStarter:
             raise RolloutError([Finding("E201", message, fixes=(Fix("add it", f'engine={{"{missing[0]}": …}}'),))])
 
     def launch(self, component: ComponentPlan, plan: Plan | None = None, of: str = "") -> WorkerGroup:
-        """Starts the processes of all engines of a component; ``of``: the one whose engines they are."""
+        """Start the worker processes of all engines of a component.
+
+        Args:
+            component: The component.
+            plan: The plan; by default that of the job.
+            of: Name of the component whose factory creates the engines; by default that of ``component``.
+        """
         given = self._factories
         factory = given[of or component.name] if isinstance(given, Mapping) else given
         return GroupRequest(EngineWorker, (factory,)).launch(
@@ -72,7 +79,7 @@ class EngineStarter:
         )
 
     def start_all(self, component: ComponentPlan, group: WorkerGroup) -> list[EngineHandle]:
-        """Starts all engines of a component in their processes."""
+        """Start all engines of a component in the workers of ``group``, and wait until they are healthy."""
         size = component.processes_per_engine
         handles = [
             EngineHandle(f"{component.name}/{number}", component, tuple(range(first, first + size)), group, first)
@@ -82,10 +89,10 @@ class EngineStarter:
         return handles
 
     def restart(self, engine: EngineHandle) -> WorkerGroup:
-        """Starts an engine that died once more, in new processes on the same accelerators."""
+        """Restart a dead engine in new processes on the same accelerators, and return their worker group."""
         engine.incarnation += 1
         name = f"{engine.component.name}-{engine.name.rpartition('/')[2]}.{engine.incarnation}"
-        part = _part_of(engine.component, engine.ranks, name)
+        part = _subset_of(engine.component, engine.ranks, name)
         group = self.launch(part, replace(self._plan, components=(part,)), engine.component.name)
         engine.group, engine.first, engine.version = group, 0, 0
         try:
@@ -97,7 +104,15 @@ class EngineStarter:
         return group
 
     def find_external(self, address: str, key: str = "") -> ExternalEngine:
-        """An engine that runs elsewhere, once it is healthy; ``key``: what its server asks for."""
+        """Wait until an external engine is healthy and return it.
+
+        Args:
+            address: Base URL of the engine's server.
+            key: Key of the server.
+
+        Raises:
+            RolloutError: It did not become healthy in time (E202), or it refuses the key (E113).
+        """
         engine = ExternalEngine(address.rstrip("/"), key=key)
         deadline = time.monotonic() + self._timeout_s
         while (reason := engine.health()) and time.monotonic() < deadline:
@@ -111,7 +126,7 @@ class EngineStarter:
     # ---------------------------------------------------------------------------------------
 
     def _start(self, handles: Sequence[EngineHandle]) -> None:
-        """Leases ports, has all members of all engines start, and waits until they are healthy."""
+        """Lease ports, start all members of all engines at once, and wait until they are healthy."""
         deadline = time.monotonic() + self._timeout_s
         leases = [handle.call_all("lease", *self._ports) for handle in handles]
         starting = []
@@ -154,7 +169,7 @@ class EngineStarter:
 
 
 def _failed(handle: EngineHandle, error: WorkerError) -> RolloutError:
-    """What an engine said of its failure; the traceback, where it did not mean to fail."""
+    """Return the error of an engine that failed to start; with a traceback unless the engine raised a RolloutError."""
     if isinstance(error.__cause__, RolloutError):
         found = error.__cause__.findings
         return RolloutError(replace(one, message=f"{handle.name} did not start: {one.message}") for one in found)
@@ -168,14 +183,14 @@ def _left(deadline: float) -> float:
 
 
 def _logs(handle: EngineHandle) -> tuple[str, ...]:
-    """The last lines of an engine, where it still answers."""
-    with contextlib.suppress(RoostError):
+    """Return the last log lines of an engine; none if it does not answer within 5 s."""
+    with contextlib.suppress(RoostError):  # the lines only add to another error
         return tuple(handle.call(0, "logs")[0].wait(5)[0].splitlines()[-LOG_LINES:])
     return ()
 
 
 def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePlace]:
-    """Where each member lives; all meet at an address on the first one's node."""
+    """Return the place of each member; their rendezvous is on the node of member 0."""
     host = ports[0].host
     meeting = f"[{host}]:{ports[0].first_port}" if ":" in host else f"{host}:{ports[0].first_port}"
     return [
@@ -198,8 +213,8 @@ def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePl
     ]
 
 
-def _part_of(component: ComponentPlan, ranks: Sequence[int], name: str) -> ComponentPlan:
-    """A component of some ranks of another, counted from 0."""
+def _subset_of(component: ComponentPlan, ranks: Sequence[int], name: str) -> ComponentPlan:
+    """Return a component with only some ranks of another, renumbered from 0."""
     placements = tuple(
         replace(component.placements[rank], rank=index, placement_node_rank=index, local_rank=0, local_world_size=1)
         for index, rank in enumerate(ranks)

@@ -25,7 +25,7 @@ from roost.engines.keys import VARIABLE, make_key
 from roost.engines.requests import params_of_samples
 from roost.engines.server_process import ServerProcess, socket_folder
 from roost.engines.sglang.command import NEEDED, ROUTES, check_options, check_version, command_of, ranks_of
-from roost.engines.sglang.ending import end_of
+from roost.engines.sglang.exit_report import explain_exit
 from roost.engines.sglang.memory import FreeMemory, measure_free
 from roost.engines.sglang.staging import saved
 from roost.errors import Finding, Fix, RolloutError, counted
@@ -41,7 +41,7 @@ __all__ = ["SglangEngine"]
 HEALTH_S = 30.0
 """How long a health check may take; SGLang gives one up after 20 s."""
 IDLE_PERIOD_S = 0.1
-TELL_S = 40.0
+REPORT_EXIT_S = 40.0
 """How long an engine that ends while it starts stays for whoever asks for its health, and is told why."""
 REPLY_S = 1.0
 SOCKET_NAME_BYTES = len("torch-shm-dir-XXXXXX/manager.sock")
@@ -97,10 +97,10 @@ class SglangEngine(Engine):
         self._client: EngineClient | None = None
         self._lease: PortLease | None = None
         self._is_ready = self._is_paused = self._is_offloaded = self._is_stopped = False
-        self._is_told = False
+        self._was_exit_reported = False
         self._memory: FreeMemory | None = None
-        self._asked_s = self._lost_s = 0.0
-        self._lost = ""
+        self._health_asked_s = self._failed_s = 0.0
+        self._failure = ""
 
     # Starting and ending -------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class SglangEngine(Engine):
         )
         self._child = ServerProcess(command, env={**env, VARIABLE: place.key}, name="SGLang", log_name=place.log_name)
         self._child.start()
-        self._asked_s = time.monotonic()
+        self._health_asked_s = time.monotonic()
         self.log.info("SGLang %s on %s: %s", found, place.host, " ".join(command))
         if place.member:
             return ""
@@ -174,8 +174,8 @@ class SglangEngine(Engine):
             text = "the plan gives it %.1f GiB of each GPU, and only %.1f GiB are free: it will have less memory for its cache"
             self.log.warning(text, given_gib, self._memory.free_gib)
 
-    def _end(self, child: ServerProcess) -> Finding:
-        return end_of(child, self._place, self._memory)
+    def _exit_finding(self, child: ServerProcess) -> Finding:
+        return explain_exit(child, self._place, self._memory)
 
     def health(self) -> str:
         """Nothing when it serves, else what is missing.
@@ -188,12 +188,12 @@ class SglangEngine(Engine):
             return "it was stopped"
         if self._child is None:
             return "it was not started"
-        if self._lost:
-            raise RolloutError([Finding("E124", self._lost)])
-        self._asked_s = time.monotonic()
+        if self._failure:
+            raise RolloutError([Finding("E124", self._failure)])
+        self._health_asked_s = time.monotonic()
         if not self._child.is_alive():
-            self._is_told = True
-            raise RolloutError([self._end(self._child)])
+            self._was_exit_reported = True
+            raise RolloutError([self._exit_finding(self._child)])
         if self._place.member:
             return ""
         if not self._is_ready and not is_own_server(self._place.server_port):  # nobody else gets to see the key
@@ -236,12 +236,16 @@ class SglangEngine(Engine):
 
     def ended(self) -> str:
         """Why it can never serve again; see :meth:`Engine.ended`."""
-        if self._lost:  # the answer to who sent the weights goes first
-            return self._lost if time.monotonic() - self._lost_s > REPLY_S else ""
+        if self._failure:  # the answer to who sent the weights goes first
+            return self._failure if time.monotonic() - self._failed_s > REPLY_S else ""
         if self._is_stopped or self._child is None or self._child.is_alive():
             return ""
-        is_awaited = not self._is_ready and not self._is_told and time.monotonic() - self._asked_s < TELL_S
-        return "" if is_awaited else self._end(self._child).message
+        is_awaited = (
+            not self._is_ready
+            and not self._was_exit_reported
+            and time.monotonic() - self._health_asked_s < REPORT_EXIT_S
+        )
+        return "" if is_awaited else self._exit_finding(self._child).message
 
     def stop(self) -> None:
         """Ends SGLang, with all its processes."""
@@ -309,7 +313,7 @@ class SglangEngine(Engine):
         """Lets requests go on, unless its memory is away."""
         with self.lock:
             self._is_paused = False
-            if self._url and not self._is_halted and not self._lost:
+            if self._url and not self._is_halted and not self._failure:
                 self.post("continue_generation", {})
 
     def abort(self, rid: str = "") -> None:
@@ -387,11 +391,11 @@ class SglangEngine(Engine):
                     self.post("release_memory_occupation", {"tags": ["weights"]})
             except RolloutError as error:
                 said = error.findings[0].message
-                self._lost = f"version {version} of the weights was not taken, and the engine was ended: {said}"
-                self._lost_s = time.monotonic()
+                self._failure = f"version {version} of the weights was not taken, and the engine was ended: {said}"
+                self._failed_s = time.monotonic()
                 if self._child is not None:
                     self._child.stop()
-                raise RolloutError([Finding("E124", self._lost)]) from error
+                raise RolloutError([Finding("E124", self._failure)]) from error
             self.version = version
 
     def intake(
@@ -414,7 +418,7 @@ class SglangEngine(Engine):
             return ask(f"{self._url}/{route}", "POST", body, timeout_s or self.timeout_s, key=self._place.key)
         except RolloutError as error:
             if self._child is not None and not self._child.is_alive() and not self._is_stopped:
-                raise RolloutError([self._end(self._child)]) from error
+                raise RolloutError([self._exit_finding(self._child)]) from error
             raise
 
     def _get(self, route: str) -> Any:
@@ -427,7 +431,7 @@ class SglangEngine(Engine):
             reply = send(url, "POST", timeout_s=HEALTH_S, key=self._place.key)
         except OSError as error:
             if self._child is not None and not self._child.is_alive():
-                raise RolloutError([self._end(self._child)]) from error
+                raise RolloutError([self._exit_finding(self._child)]) from error
             raise RolloutError([Finding("E111", f"POST {url} does not answer: {error}")]) from error
         if reply.is_error and reply.status != 400:
             raise RolloutError([Finding("E111", f"POST {url} answered {reply.status}")])

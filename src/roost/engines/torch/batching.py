@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from roost.engines.engine import EngineOutput, check_mode, stopped
 from roost.engines.sampling import SamplingParams
 
-__all__ = ["Batcher", "Command", "Request", "Row"]
+__all__ = ["Batcher", "Command", "GenerationRequest", "Row"]
 
 
 @dataclass(eq=False)
-class Request:
+class GenerationRequest:
     """A request, and the samples that it asks for."""
 
     rid: str
@@ -57,7 +57,7 @@ class Row:
         output: What is answered.
     """
 
-    request: Request
+    request: GenerationRequest
     tokens: list[int]
     params: SamplingParams
     index: int
@@ -117,7 +117,7 @@ class Batcher:
 
     # For those who ask ---------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Future[list[EngineOutput]]:
+    def submit(self, request: GenerationRequest) -> Future[list[EngineOutput]]:
         """Queues a request. Cancelling its future drops it."""
         request.future.add_done_callback(self._drop_cancelled)
         with self._changed:
@@ -230,7 +230,7 @@ class Batcher:
     def _is_busy(self) -> bool:
         return bool(self._running) or any(row.request.has_begun for row in self._waiting)
 
-    def _abort(self, is_meant: Callable[[Request], bool]) -> None:
+    def _abort(self, is_meant: Callable[[GenerationRequest], bool]) -> None:
         requests = {id(row.request): row.request for row in [*self._running, *self._waiting] if is_meant(row.request)}
         for request in requests.values():
             for row in request.rows:

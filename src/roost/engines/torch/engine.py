@@ -17,7 +17,7 @@ import torch
 
 from roost.engines.engine import Engine, EngineOutput, EnginePlace, stopped
 from roost.engines.sampling import check_request, uniform
-from roost.engines.torch.batching import Batcher, Request, Row
+from roost.engines.torch.batching import Batcher, GenerationRequest, Row
 from roost.engines.torch.pretrained import Pretrained, is_pretrained, read_pretrained
 from roost.engines.torch.weights import ModuleWeights
 from roost.errors import Finding, RolloutError, counted
@@ -163,7 +163,7 @@ class TorchEngine(Engine):
         if self._module is None:
             return "its module is not loaded yet"
         try:
-            self._loaded().check_lender()
+            self._loaded().check_owner()
         except RolloutError as error:
             return error.findings[0].message
         if self._failure and not self._batcher.is_held:
@@ -201,10 +201,10 @@ class TorchEngine(Engine):
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
         """Queues a request; see :meth:`Engine.submit`."""
-        self._loaded().check_lender()
+        self._loaded().check_owner()
         context = self._context or DEFAULT_CONTEXT
         read = check_request(prompts, params, self._vocabulary, context)
-        request = Request(rid)
+        request = GenerationRequest(rid)
         for prompt in prompts:
             for _ in range(read.n):
                 request.add(prompt, read, min(len(prompt) + read.max_new_tokens, context))
@@ -245,7 +245,7 @@ class TorchEngine(Engine):
     def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
         """Computes with these tensors themselves from now on; see :meth:`Engine.alias_weights`."""
         weights = self._loaded()
-        self._change(lambda: weights.borrow(named, owner), version, may_be_same=True)  # after forget_sources()
+        self._change(lambda: weights.alias(named, owner), version, may_be_same=True)  # after forget_sources()
 
     def _change(self, action: Callable[[], None], version: int, may_be_same: bool = False) -> None:
         """Has the weights change between two tokens."""
@@ -264,7 +264,7 @@ class TorchEngine(Engine):
         """Lets go of the trainer's memory; an engine that computed with it holds requests until the next update."""
         weights = self._weights
         if weights is not None and not self._batcher.is_closed:
-            self._do(weights.give_back)
+            self._do(weights.drop_aliases)
 
     def _do(self, action: Callable[[], None]) -> None:
         """Does something to the weights between two tokens, and holds requests while there is nothing to compute with."""
@@ -298,9 +298,9 @@ class TorchEngine(Engine):
         with torch.no_grad():
             while (rows := self._batcher.next()) is not None:
                 try:
-                    self._loaded().check_lender()
+                    self._loaded().check_owner()
                     drawn = [found for shared in self._passes(rows) for found in self._forward(shared)]
-                    self._loaded().check_lender()  # it may have gone while this computed
+                    self._loaded().check_owner()  # it may have gone while this computed
                 except RolloutError as error:
                     self._batcher.fail(rows, error)
                 except Exception as error:

@@ -31,15 +31,15 @@ class ModuleWeights:
         self.described = {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
         self._host = HostCopies()
         self._is_offloaded = False
-        self._borrowed: AliasedTensors | None = None
+        self._aliased: AliasedTensors | None = None
         self._memory_owner: MemoryOwner | None = None
 
     @property
     def is_here(self) -> bool:
         """Whether the module can compute."""
-        return not self._is_offloaded and (self._borrowed is None or self._memory_owner is not None)
+        return not self._is_offloaded and (self._aliased is None or self._memory_owner is not None)
 
-    def check_lender(self) -> None:
+    def check_owner(self) -> None:
         """Sees whether the memory that the module computes with is still somebody's.
 
         Raises:
@@ -63,14 +63,14 @@ class ModuleWeights:
             found: Copies = staged.engine_cache[1]
             return found
         given = self.checked(named)
-        if self._borrowed is not None:
-            self._own_again(given)
+        if self._aliased is not None:
+            self._allocate_own(given)
         made = Copies([self._host.view(self._tensors[name]) for name in given], list(given.values()))
         if staged is not None:
             staged.engine_cache = (self._tensors, made)
         return made
 
-    def borrow(self, named: Mapping[str, torch.Tensor], owner: MemoryOwner) -> None:
+    def alias(self, named: Mapping[str, torch.Tensor], owner: MemoryOwner) -> None:
         """Computes with these tensors themselves from now on; those of another device are copied.
 
         Raises:
@@ -81,25 +81,25 @@ class ModuleWeights:
             return
         if (
             isinstance(named, StagedTensors)
-            and self._borrowed is not None
-            and named.engine_cache == (self._borrowed, owner)
+            and self._aliased is not None
+            and named.engine_cache == (self._aliased, owner)
         ):
             return  # they are in use
         given = self.checked(named)
-        if self._borrowed is None:
-            self._borrowed = AliasedTensors(self._module, self._aliases)
-        self._borrowed.point(given)
+        if self._aliased is None:
+            self._aliased = AliasedTensors(self._module, self._aliases)
+        self._aliased.point(given)
         self._tensors, self._memory_owner = given, owner
         self._host = HostCopies()  # where its own were away, nobody wants them back
         if isinstance(named, StagedTensors):
-            named.engine_cache = (self._borrowed, owner)
+            named.engine_cache = (self._aliased, owner)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # what it had of its own
 
-    def give_back(self) -> None:
+    def drop_aliases(self) -> None:
         """Lets go of what is another's."""
-        if self._borrowed is not None:
-            self._borrowed.drop()
+        if self._aliased is not None:
+            self._aliased.drop()
             self._tensors = {}
             if self._memory_owner is not None and self._memory_owner.is_alive():
                 self._memory_owner = None
@@ -135,19 +135,19 @@ class ModuleWeights:
             raise RolloutError(problems)
         return given
 
-    def _own_again(self, given: Mapping[str, torch.Tensor]) -> None:
+    def _allocate_own(self, given: Mapping[str, torch.Tensor]) -> None:
         """Takes memory of its own."""
-        if self._borrowed is not None:
+        if self._aliased is not None:
             own = {name: torch.empty_like(tensor, device=self._device) for name, tensor in given.items()}
-            self._borrowed.point(own)
-            self._tensors, self._borrowed, self._memory_owner = own, None, None
+            self._aliased.point(own)
+            self._tensors, self._aliased, self._memory_owner = own, None, None
 
     # Away and back -------------------------------------------------------------------------
 
     def offload(self) -> None:
         """Sends them to host memory; those of another stay where they are."""
         self._is_offloaded = True
-        if self._borrowed is None:
+        if self._aliased is None:
             self._host.offload(device_storages(self._module, None))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

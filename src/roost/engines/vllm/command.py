@@ -14,7 +14,7 @@ from roost.engines.vllm import inside
 from roost.engines.vllm.plugin import NAME
 from roost.errors import Finding, Fix, RolloutError
 
-__all__ = ["check_options", "check_vllm", "command_of", "environment_of", "ranks_of", "words_of"]
+__all__ = ["check_options", "check_vllm", "command_of", "environment_of", "error_in_log", "ranks_of"]
 
 TRIED = "0.32"
 """The version that all of this was run with."""
@@ -135,7 +135,7 @@ def check_vllm(python: str, env: Mapping[str, str]) -> str:
     return str(said["version"])
 
 
-def words_of(log: str) -> str:
+def error_in_log(log: str) -> str:
     """Why vLLM ended, in its own words: the first error that is no consequence of another."""
     for match in _CAUSE.finditer(log):
         if not any(text in match[2] for text in _AFTERMATH):

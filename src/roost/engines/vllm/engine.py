@@ -28,11 +28,11 @@ from roost.engines.vllm.command import (
     check_vllm,
     command_of,
     environment_of,
+    error_in_log,
     ranks_of,
-    words_of,
 )
-from roost.engines.vllm.generating import Asking, bodies_of
-from roost.engines.vllm.intake import NEAR, OwnMemory, VllmIntake
+from roost.engines.vllm.generating import VllmClient, bodies_of
+from roost.engines.vllm.intake import NODE_LOCAL, StagingMemory, VllmIntake
 from roost.errors import Finding, RolloutError, RoostError
 from roost.weights.checkpoint_shapes import checkpoint_tensors
 from roost.weights.streams import WeightStream
@@ -75,7 +75,7 @@ class VllmEngine(Engine):
         version: int = 0,
     ) -> None:
         self.version = version
-        self.source: object = None
+        self.weight_source: object = None
         self._first_version = version
         self._model = Path(model)
         self._python = python or sys.executable
@@ -88,7 +88,7 @@ class VllmEngine(Engine):
         self._folder = PrivateFolder("vllm")
         self._socket_path = ""
         self._server: ServerProcess | None = None
-        self._asking: Asking | None = None
+        self._client: VllmClient | None = None
         self._vocabulary = 0
         self._context = 0
         self._eos: list[int] = []
@@ -97,7 +97,7 @@ class VllmEngine(Engine):
         self._is_paused = False
         self._is_asleep = False
         self._failure = ""
-        self._own: tuple[OwnMemory, VllmIntake] | None = None
+        self._staging: tuple[StagingMemory, VllmIntake] | None = None
         self._changing = threading.RLock()
 
     # Starting and ending -------------------------------------------------------------------
@@ -126,7 +126,7 @@ class VllmEngine(Engine):
         if place.member:
             return ""
         self._wait_until_it_serves()
-        self._asking = Asking(URL, self._socket_path, self._first_version)
+        self._client = VllmClient(URL, self._socket_path, self._first_version)
         self.log.info("vLLM %s serves %s, context %d", self._vllm_version, self._model, self._context)
         return super().start(place)
 
@@ -164,7 +164,7 @@ class VllmEngine(Engine):
     def _died(self, server: ServerProcess, what: str) -> Finding:
         """How vLLM ended, in its own words."""
         log = server.logs(SEARCHED_LINES)
-        words = words_of(log)
+        words = error_in_log(log)
         message = f"{what} (exit code {server.exit_code}; {self._place.share_text()})"
         context = (f"command: {' '.join(server.command)}", *log.splitlines()[-LOG_LINES:])
         return Finding("E121", f"{message}: {words}" if words else message, context=context, fixes=(server.log_fix,))
@@ -172,8 +172,8 @@ class VllmEngine(Engine):
     def stop(self) -> None:
         """Ends vLLM and everything else. Safe to call twice."""
         self._is_stopped = True
-        if self._asking is not None:
-            self._asking.close()
+        if self._client is not None:
+            self._client.close()
         super().stop()
         if self._server is not None:
             self._server.stop()
@@ -209,7 +209,7 @@ class VllmEngine(Engine):
         """Sizes and load."""
         return {
             "context_length": self._context,
-            "num_running_samples": self._asking.count if self._asking is not None else 0,
+            "num_running_samples": self._client.count if self._client is not None else 0,
             "is_paused": self._is_paused,
             "is_offloaded": self._is_asleep,
             "vllm_version": self._vllm_version,
@@ -226,9 +226,9 @@ class VllmEngine(Engine):
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
         """Hands a request on; see :meth:`Engine.submit`."""
-        if self._asking is None:
+        if self._client is None:
             raise stopped()
-        return self._asking.submit(bodies_of(prompts, params, self._vocabulary, self._context, self._eos), rid)
+        return self._client.submit(bodies_of(prompts, params, self._vocabulary, self._context, self._eos), rid)
 
     def command(self, route: str, body: Mapping[str, Any] | None = None, timeout_s: float = COMMAND_S) -> Any:
         """Gives vLLM a command.
@@ -264,7 +264,7 @@ class VllmEngine(Engine):
 
     def abort(self, rid: str = "") -> None:
         """Answers a request, or all, with what there is of it."""
-        names = self._asking.names(rid) if rid and self._asking is not None else []
+        names = self._client.names(rid) if rid and self._client is not None else []
         if names or not rid:
             self.command("abort_requests", {"request_ids": names})
 
@@ -300,7 +300,7 @@ class VllmEngine(Engine):
         self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
         """Has vLLM's workers read memory of their node, and join broadcasts; the rest comes to :meth:`load_weights`."""
-        if all(stream.transport in NEAR or stream.is_direct for stream in streams):
+        if all(stream.transport in NODE_LOCAL or stream.is_direct for stream in streams):
             if not all(stream.is_direct for stream in streams):
                 self._check_one_node()
             return VllmIntake(self, streams, addresses, rank, timeout_s)
@@ -323,17 +323,17 @@ class VllmEngine(Engine):
                 problems.append(Finding("E102", f"weights: {name} has shape {has}, and the engine's has {wants}"))
         if problems:
             raise RolloutError(sorted(problems, key=lambda problem: problem.message))
-        if self._own is None or not self._own[0].fits(given):
+        if self._staging is None or not self._staging[0].fits(given):
             self.forget_sources()
-            memory = OwnMemory(given)
-            self._own = memory, VllmIntake(self, [memory.stream], memory.addresses, 0, COMMAND_S)
-        memory, intake = self._own
+            memory = StagingMemory(given)
+            self._staging = memory, VllmIntake(self, [memory.stream], memory.addresses, 0, COMMAND_S)
+        memory, intake = self._staging
         memory.write(given, version)
         intake.commit(version)
 
     def forget_sources(self) -> None:
         """Gives back the memory that weights go through where they came to this process."""
-        own, self._own = self._own, None
+        own, self._staging = self._staging, None
         for part in reversed(own or ()):
             part.close()
 
@@ -343,7 +343,7 @@ class VllmEngine(Engine):
             rule = "a trainer without tensor or pipeline parallelism, on GPUs of its own, sends them so"
             raise RolloutError([Finding("E123", message, rule=rule)])
 
-    def change(self, version: int, updates: Sequence[Mapping[str, Any]]) -> None:
+    def load_version(self, version: int, updates: Sequence[Mapping[str, Any]]) -> None:
         """Has the workers load what was sent, while nothing is generated.
 
         Where it is not paused, requests that run are kept, and go on with the new weights: their keys and

@@ -18,7 +18,7 @@ from roost.engines.engine import EngineOutput, stopped
 from roost.engines.sampling import SamplingParams, check_request, uniform
 from roost.errors import Finding, RolloutError
 
-__all__ = ["Asking", "bodies_of"]
+__all__ = ["VllmClient", "bodies_of"]
 
 NAMES = {
     "frequency_penalty": "frequency_penalty",
@@ -100,7 +100,7 @@ class _UnixLoop(asyncio.SelectorEventLoop):
             raise
 
 
-class Asking:
+class VllmClient:
     """The thread that asks.
 
     Args:
@@ -117,7 +117,7 @@ class Asking:
         self._names: dict[str, list[str]] = {}
         self._is_closed = False
         self._loop = _UnixLoop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-asking", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-client", daemon=True)
         self._thread.start()
 
     @property

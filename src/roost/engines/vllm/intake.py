@@ -18,9 +18,9 @@ from roost.weights.streams import ALIGNMENT, Piece, WeightStream
 if TYPE_CHECKING:
     from roost.engines.vllm.engine import VllmEngine
 
-__all__ = ["NEAR", "OwnMemory", "VllmIntake"]
+__all__ = ["NODE_LOCAL", "StagingMemory", "VllmIntake"]
 
-NEAR = (WeightTransport.SHARED_MEMORY, WeightTransport.IPC)
+NODE_LOCAL = (WeightTransport.SHARED_MEMORY, WeightTransport.IPC)
 
 
 class VllmIntake:
@@ -44,7 +44,7 @@ class VllmIntake:
     ) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        near = [stream for stream in streams if stream.transport in NEAR]
+        near = [stream for stream in streams if stream.transport in NODE_LOCAL]
         self._init: dict[str, Any] = {"memory": [stream_to_json(stream, addresses[stream.id]) for stream in near]}
         self._updates: list[dict[str, Any]] = [{"memory": True}] if near else []
         for stream in streams:
@@ -62,27 +62,27 @@ class VllmIntake:
 
     def _connect(self) -> None:
         self._engine.command("init_weight_transfer_engine", {"init_info": self._init}, self._timeout_s)
-        self._engine.source = self
+        self._engine.weight_source = self
 
     def receive(self, version: int) -> None:
         """Nothing to do: the memory is mapped, and a broadcast is taken when it is put to use."""
 
     def commit(self, version: int) -> None:
         """Has the workers load the version."""
-        if self._engine.source is not self:  # weights came some other way since
+        if self._engine.weight_source is not self:  # weights came some other way since
             self._connect()
-        self._engine.change(version, self._updates)
+        self._engine.load_version(version, self._updates)
 
     def close(self) -> None:
         """Has the workers let go of what is the trainer's."""
-        if self._engine.source is not self:
+        if self._engine.weight_source is not self:
             return
-        self._engine.source = None
+        self._engine.weight_source = None
         with contextlib.suppress(RoostError):
             self._engine.command("shutdown_weight_transfer_engine")
 
 
-class OwnMemory:
+class StagingMemory:
     """Memory of this process from which vLLM's workers load what came here some other way.
 
     Attributes:

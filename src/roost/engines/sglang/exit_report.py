@@ -11,7 +11,7 @@ from roost.engines.server_process import LOG_LINES, ServerProcess
 from roost.engines.sglang.memory import FreeMemory
 from roost.errors import Finding, Fix
 
-__all__ = ["end_of"]
+__all__ = ["explain_exit"]
 
 SEARCHED_LINES = 2000
 _MEMORY = re.compile(r"out of memory|OutOfMemoryError|Not enough memory", re.IGNORECASE)
@@ -22,7 +22,7 @@ _CRASHED = re.compile(r"Subprocess \S+ \(pid=\d+\) crashed with exit code -(\d+)
 """What SGLang's server says of a process of its own that a signal ended."""
 
 
-def end_of(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None = None) -> Finding:
+def explain_exit(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None = None) -> Finding:
     """Why a server ended, as far as its last lines tell."""
     lines = [line.strip() for line in child.logs(SEARCHED_LINES).splitlines() if line.strip()]
     last = tuple(lines[-LOG_LINES:])
