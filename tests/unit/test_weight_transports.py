@@ -1,4 +1,4 @@
-"""Which way weights go: by where both sides are, and by what an engine's processes can do."""
+"""The transport of weights: by the places of both sides, and by what an engine's processes can do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from roost.errors import RolloutError
 from roost.placement import Placement
-from roost.plan import Plan, Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.plan import Plan, Sharding, TensorShards, WeightTransport
 from roost.topology import Topology
-from roost.weights.channels import Channel, WeightDescription, make_channels
-from roost.weights.transports import Way, sort_engines
+from roost.weights.channels import Channel, WeightDescription
+from roost.weights.transports import EngineTransfer, group_receivers
 from roost.worker.deadline import Deadline
 
 TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
@@ -57,11 +57,9 @@ def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription
 def channels_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[Channel]:
     made: list[Channel] = []
     first = 0
-    for targets in sort_engines(engines, source, Deadline(60.0)):
-        way = Way(targets, source, gpus)
-        flow = plan_transfer(way.source, targets.sharding())
-        made += [way.carried(channel, first) for channel in make_channels(flow, way.kind, f"c{first}", first)]
-        first += len(targets.members)
+    for group in group_receivers(engines, source, Deadline(60.0)):
+        made += EngineTransfer(group, source, gpus).channels(f"c{first}", first)
+        first += len(group.members)
     return made
 
 
@@ -105,7 +103,7 @@ def test_processes_that_take_whole_tensors_get_no_parts() -> None:
 def test_members_that_do_not_fit_the_cut_are_refused() -> None:
     odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
     with pytest.raises(RolloutError, match="cuts its tensors over 3 members, and has 1"):
-        sort_engines([odd], TRAINER, Deadline(60.0))
+        group_receivers([odd], TRAINER, Deadline(60.0))
 
 
 @pytest.mark.parametrize(

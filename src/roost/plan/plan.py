@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.errors import Finding, Fix, Place, PlacementError, counted, did_you_mean, raise_problems
 from roost.placement import (
@@ -22,6 +22,9 @@ from roost.plan.occupancy import Occupancy
 from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
 from roost.source import Tree, as_tree
 from roost.topology import Topology
+
+if TYPE_CHECKING:
+    from roost.plan.planned_schedules import PlannedSchedule
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
 
@@ -250,8 +253,18 @@ class Plan:
         return tuple(transport.value for transport in self.component(component).transports)
 
     @cached_property
+    def weight_schedules(self) -> tuple[PlannedSchedule, ...]:
+        """Which trainer rank sends which share of the weights to which engine, and by which transport.
+
+        Empty if the plan does not determine it: see :func:`~roost.plan.planned_schedules.plan_schedules`.
+        """
+        from roost.plan.planned_schedules import plan_schedules
+
+        return plan_schedules(self)
+
+    @cached_property
     def _transport_shares(self) -> dict[str, tuple[Shares, ...]]:
-        from roost.plan.weight_shares import transport_shares
+        from roost.plan.planned_schedules import transport_shares
 
         return transport_shares(self)
 

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from roost.errors import Finding, Fix, PlacementError, counted, shown
 
-__all__ = ["ITEM_BYTES", "Location", "Sharding", "Span", "TensorShards", "check_side", "spans_of"]
+__all__ = ["ITEM_BYTES", "Interval", "Location", "Sharding", "TensorShards", "check_side", "intervals_of"]
 
-Span = tuple[int, int]
-"""From, and up to but without."""
+Interval = tuple[int, int]
+"""Start, and end (exclusive)."""
 
 Location = tuple[int, int]
 """Node rank, and accelerator on that node; -1: a process without one."""
@@ -50,7 +50,7 @@ class TensorShards:
     shape: tuple[int, ...]
     dtype: str
     dim: int | None = None
-    slices: tuple[Span, ...] = ()
+    slices: tuple[Interval, ...] = ()
     stage: int = 0
 
     def __post_init__(self) -> None:
@@ -136,15 +136,15 @@ class Sharding:
             findings.append(Finding("S109", message, rule="the group divides tp", fixes=(Fix("one of", fits),)))
         if findings:
             raise PlacementError(findings)
-        merged: dict[tuple[Span, ...], tuple[Span, ...] | None] = {}
+        merged: dict[tuple[Interval, ...], tuple[Interval, ...] | None] = {}
         tensors = []
         for tensor in self.tensors:
             if tensor.dim is not None:
-                spans = spans_of(tensor, self.tp)
-                if spans not in merged:
-                    merged[spans] = _merge(spans, size)
-                if (slices := merged[spans]) is None:
-                    message = f"{tensor.name}: parts of a group of {size} ranks do not touch: {shown(spans)}"
+                intervals = intervals_of(tensor, self.tp)
+                if intervals not in merged:
+                    merged[intervals] = _merge(intervals, size)
+                if (slices := merged[intervals]) is None:
+                    message = f"{tensor.name}: parts of a group of {size} ranks do not touch: {shown(intervals)}"
                     findings.append(Finding("S109", message, rule="what a group gathers is one slice"))
                     continue
                 tensor = replace(tensor, slices=slices)
@@ -163,7 +163,7 @@ class Sharding:
         return weights
 
 
-def spans_of(tensor: TensorShards, tp: int) -> tuple[Span, ...]:
+def intervals_of(tensor: TensorShards, tp: int) -> tuple[Interval, ...]:
     """What each tensor-parallel rank holds along the tensor's cut dimension."""
     if tensor.slices or tensor.dim is None:
         return tensor.slices
@@ -171,11 +171,11 @@ def spans_of(tensor: TensorShards, tp: int) -> tuple[Span, ...]:
     return tuple((i * part, (i + 1) * part) for i in range(tp))
 
 
-def _merge(spans: tuple[Span, ...], size: int) -> tuple[Span, ...] | None:
+def _merge(intervals: tuple[Interval, ...], size: int) -> tuple[Interval, ...] | None:
     """One slice for each group of ranks; ``None`` where that would have a hole."""
-    merged: list[Span] = []
-    for first in range(0, len(spans), size):
-        group = [span for span in spans[first : first + size] if span[0] < span[1]] or [(0, 0)]
+    merged: list[Interval] = []
+    for first in range(0, len(intervals), size):
+        group = [interval for interval in intervals[first : first + size] if interval[0] < interval[1]] or [(0, 0)]
         whole = (min(start for start, _ in group), max(stop for _, stop in group))
         if next(_holes(group, *whole), None):
             return None
@@ -183,9 +183,9 @@ def _merge(spans: tuple[Span, ...], size: int) -> tuple[Span, ...] | None:
     return tuple(merged)
 
 
-def _holes(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
-    """What of start … stop no span covers."""
-    for first, last in sorted(spans):
+def _holes(intervals: Iterable[Interval], start: int, stop: int) -> Iterator[Interval]:
+    """What of start … stop no interval covers."""
+    for first, last in sorted(intervals):
         if first >= last:
             continue
         if first > start:
@@ -263,7 +263,11 @@ def _check_tensor(tensor: TensorShards, side: Sharding, word: str) -> Iterator[F
         message = f"{at}: {counted(len(tensor.slices), 'slice')} for {counted(side.tp, 'tensor-parallel rank')}"
         yield Finding("S107", message, rule="one slice per tensor-parallel rank")
         return
-    bad = [f"{span} of tp {i}" for i, span in enumerate(tensor.slices) if not 0 <= span[0] <= span[1] <= extent]
+    bad = [
+        f"{interval} of tp {i}"
+        for i, interval in enumerate(tensor.slices)
+        if not 0 <= interval[0] <= interval[1] <= extent
+    ]
     if bad:
         message = f"{at}: outside of 0 to {extent}, or backwards: {', '.join(bad[:4])}{', …' if len(bad) > 4 else ''}"
         yield Finding("S107", message, rule="a slice is (start, stop) inside its dimension")

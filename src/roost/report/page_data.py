@@ -8,7 +8,7 @@ spells it all out. 8,192 like accelerators are a few kilobytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -20,8 +20,7 @@ from roost.placement.resources import collector_paused
 from roost.plan import ComponentPlan, Plan
 from roost.plan.environment import worker_environment
 from roost.plan.plan import ENGINE, TRAINER
-from roost.plan.routes import LINKS
-from roost.plan.weights import weight_flow
+from roost.plan.routes import DISTANCES, Route
 from roost.ranks import parse_ranks
 from roost.report.letters import component_letters
 from roost.report.palette import paint_of
@@ -63,7 +62,7 @@ def _page_data(plan: Plan) -> dict[str, Any]:
         ],
         "shapes": shapes.found,
         "templates": shapes.templates,
-        "flows": [flow for c in plan.components if c.role == ENGINE for flow in _flows(plan, c)],
+        "flows": _flows(plan),
     }
 
 
@@ -238,30 +237,41 @@ def _component(component: ComponentPlan, letter: str, paint: tuple[str, str], sh
     }
 
 
-def _flows(plan: Plan, engine: ComponentPlan) -> list[dict[str, Any]]:
-    """How weights get to a component: the symbolic pieces of its transfer plan."""
-    flow = weight_flow(plan, engine.name)
-    if flow is None:
-        return []
-    names = [component.name for component in plan.components]
-    source = next(c.name for c in plan.components if c.role == TRAINER and not c.placeholder)
-    sides = [(side.tp, side.pp, side.dp, side.order) for side in (flow.source, flow.target)]
-    pieces: dict[tuple[int, ...], list[Any]] = {}
-    for piece in flow.pieces:
-        ends = (piece.source_tp, piece.source_stage, piece.target_tp, piece.target_stage)
-        found = pieces.setdefault((*ends, id(piece.routes)), [*ends, 0, piece.routes])
-        found[4] += piece.nbytes
+def _flows(plan: Plan) -> list[dict[str, Any]]:
+    """Return the transfer schedules of the weights, with routes instead of single entries."""
+    index_of = {component.name: index for index, component in enumerate(plan.components)}
     return [
         {
-            "source": names.index(source),
-            "target": names.index(engine.name),
-            "sides": sides,
-            "pieces": [
-                [*head, [n for r in routes for n in (r.start, r.stop, r.step, r.source, r.source_step, LINKS.index(r.link))]]
-                for *head, routes in pieces.values()
+            "source": index_of[planned.trainer],
+            "side": [source.tp, source.pp, source.dp, source.order],
+            "receivers": _receiver_runs(planned.receivers, index_of),
+            "parts": [
+                [part.source_tp, part.source_stage, nbytes, [n for route in part.routes for n in _route(route)]]
+                for part, nbytes in planned.schedule.transfer.bundles
             ],
         }
-    ]  # fmt: skip
+        for planned in plan.weight_schedules
+        for source in (planned.schedule.source,)
+    ]
+
+
+def _route(route: Route) -> list[int]:
+    distance = DISTANCES.index(route.distance)
+    return [route.start, route.stop, route.step, route.source, route.source_step, distance]
+
+
+def _receiver_runs(receivers: Sequence[tuple[str, int]], index_of: Mapping[str, int]) -> list[int]:
+    """Return ``[component, first rank, step, count, …]``."""
+    runs: list[int] = []
+    for name, rank in receivers:
+        index = index_of[name]
+        if runs and runs[-4] == index:
+            first, step, count = runs[-3:]
+            if count == 1 or rank == first + step * count:
+                runs[-2:] = [rank - first if count == 1 else step, count + 1]
+                continue
+        runs += [index, rank, 1, 1]
+    return runs
 
 
 # Findings ----------------------------------------------------------------------------------------

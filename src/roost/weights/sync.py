@@ -26,16 +26,16 @@ from roost.errors import (
     WorkerError,
     raise_problems,
 )
-from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.plan import Sharding, TensorShards, WeightTransport
 from roost.plan.transport import NEAR
-from roost.weights.channels import Channel, WeightDescription, make_channels
+from roost.weights.channels import Channel, WeightDescription
 from roost.weights.files import discard_version, publish_version
 from roost.weights.flags import FIRST, GO, STOP, Flags
 from roost.weights.folder import WeightsFolder
 from roost.weights.ipc import MovedError
 from roost.weights.shard_files import FileShard, plan_files
 from roost.weights.stoppable import STOP_S, FailureWatch
-from roost.weights.transports import Way, sort_engines
+from roost.weights.transports import EngineTransfer, group_receivers
 from roost.weights.waiting import are_over, wait_all
 from roost.worker import GroupResult, PerRank
 from roost.worker.deadline import Deadline
@@ -162,17 +162,17 @@ class WeightSync:
         source = self._source()
         self._channels, self._members = [], []
         findings: list[Finding] = []
-        for number, targets in enumerate(sort_engines(engines, source, self._deadline)):
-            way = Way(targets, source, self._gpus)
+        for number, group in enumerate(group_receivers(engines, source, self._deadline)):
+            first = len(self._members)
             try:
-                flow = plan_transfer(way.source, targets.sharding())
+                made = EngineTransfer(group, source, self._gpus).channels(
+                    f"{self.train.component}-weights-{number}", first
+                )
             except RoostError as error:
                 findings += error.findings
                 continue
-            first = len(self._members)
-            self._members += targets.members
-            made = make_channels(flow, way.kind, f"{self.train.component}-weights-{number}", first)
-            self._channels += [way.carried(channel, first) for channel in made]
+            self._members += group.members
+            self._channels += made
         raise_problems(findings)
         self._open(source)
         self._connected = self._identity(engines)

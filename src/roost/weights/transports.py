@@ -1,4 +1,4 @@
-"""Which way weights go from a trainer to engines: by where both are, and by what the engines' processes can do."""
+"""Weight transfers to engines that are running: the plan's schedule of each group, and the channels that execute it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING
 
 from roost.errors import Finding, RolloutError
 from roost.plan import Sharding, TensorShards, WeightTransport
-from roost.plan.transport import NEAR, used_transport
-from roost.weights.channels import Channel, WeightDescription
+from roost.plan.schedule import Receiver, Sender, TransferSchedule
+from roost.weights.channels import Channel, WeightDescription, make_channels
 from roost.worker.deadline import Deadline
 
 if TYPE_CHECKING:
     from roost.engines.handles import EngineHandle
 
-__all__ = ["Targets", "Way", "sort_engines"]
+__all__ = ["EngineTransfer", "ReceiverGroup", "group_receivers"]
 
 
 @dataclass
-class Targets:
-    """Receivers that can be planned for at once: they cut their tensors in the same way, and join broadcasts alike."""
+class ReceiverGroup:
+    """Receivers that one schedule can serve: they cut their tensors in the same way, and join the same broadcasts.
+
+    Attributes:
+        description: What each of them reports, without its GPUs.
+        is_far: Whether the plan's transport to them is a broadcast.
+        members: Engine and member number of each receiver.
+        gpus: UUIDs of the GPUs that each receiver sees.
+    """
 
     description: WeightDescription
     is_far: bool
@@ -28,73 +35,96 @@ class Targets:
     gpus: list[tuple[str, ...]] = field(default_factory=list)
 
     def sharding(self) -> Sharding:
-        """Their side of the transfer."""
+        """Return the receivers' side of the transfer."""
         tp = self.description.tensor_parallel
-        locations = tuple(engine.location(member) for engine, member in self.members)
         return Sharding(
             self.description.tensors,
             tp=tp,
             dp=len(self.members) // tp,
             order="tp-pp-dp",
-            locations=locations,
+            locations=tuple(engine.location(member) for engine, member in self.members),
             reachable=tuple(engine.accelerators(member) for engine, member in self.members),
         )
 
 
-class Way:
-    """How weights get from a trainer to some engines.
+class EngineTransfer:
+    """The transfer of weights from a trainer to one group of receivers.
 
     Attributes:
-        source: The trainer's side; of a broadcast that engines' own processes join, one rank of it.
+        schedule: Which trainer rank sends what to which receiver, and by which transport. In a broadcast that the
+            engines' own processes join, one trainer rank is the only sender.
     """
 
-    def __init__(self, targets: Targets, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
-        described = targets.description
+    def __init__(self, group: ReceiverGroup, source: Sharding, gpus: Sequence[tuple[str, ...]]) -> None:
+        """Make the schedule.
+
+        Args:
+            group: The receivers.
+            source: The trainer's side.
+            gpus: UUIDs of the GPUs that hold the weights of each trainer rank.
+        """
+        described = group.description
         is_whole = source.tp == 1 and source.pp == 1
-        self._direct = described.broadcast if is_whole and targets.is_far else ""
-        self._can_map = described.takes_pieces or source.tp == 1
-        self._targets = targets
+        self._direct_backend = described.broadcast if is_whole and group.is_far else ""
+        self._group = group
         self._gpus = gpus
-        self.source = source
-        if self._direct:
-            self.source = replace(source, dp=1, locations=source.locations[:1])
+        if self._direct_backend:
+            source = replace(source, dp=1, locations=source.locations[:1])
+        can_map = described.takes_pieces or source.tp == 1
+        receivers = tuple(
+            Receiver(
+                engine.location(member)[0],
+                engine.transport(member),
+                frozenset(seen) if can_map and member == 0 else frozenset(),
+            )
+            for (engine, member), seen in zip(group.members, group.gpus, strict=True)
+        )
+        senders = tuple(Sender(node, frozenset(held)) for (node, _), held in zip(source.locations, gpus, strict=False))
+        self.schedule = TransferSchedule(source, group.sharding(), senders, receivers)
 
-    def kind(self, sender: int, target: int) -> WeightTransport:
-        """The transport from a rank of the trainer to a receiver: what was planned, where both are on one node."""
-        engine, member = self._targets.members[target]
-        planned, location = engine.transport(member), engine.location(member)
-        if planned not in NEAR:
-            return planned
-        own = set(self._gpus[sender])
-        can_map = bool(own) and member == 0 and self._can_map and own <= set(self._targets.gpus[target])
-        return used_transport(planned, self.source.locations[sender][0] == location[0], can_map)
+    def channels(self, prefix: str, first: int) -> list[Channel]:
+        """Return the channels that execute the schedule.
 
-    def carried(self, channel: Channel, first: int) -> Channel:
-        """A channel that knows what carries it; receivers are counted from ``first``."""
+        Args:
+            prefix: Start of the channels' ids.
+            first: Number of the first receiver; receivers are counted from there.
+
+        Raises:
+            PlacementError: If the trainer's tensors do not match those of the receivers.
+        """
+        made = make_channels(self.schedule.transfer, self.schedule.transport, prefix, first)
+        return [self._with_group(channel, first) for channel in made]
+
+    def _with_group(self, channel: Channel, first: int) -> Channel:
+        """Return a broadcast channel with its process group: the backend and the ranks. Other channels need none."""
         if channel.kind is not WeightTransport.BROADCAST:
             return channel
-        each = self._targets.description.broadcast_ranks if self._direct else 1
+        each = self._group.description.broadcast_ranks if self._direct_backend else 1
         ranks = tuple(range(1, 1 + each * len(channel.targets), each))
-        backend = self._direct or ("nccl" if self._has_own_gpus(channel, first) else "gloo")
-        sender = self._targets.description.broadcast_sender if self._direct else ""
+        backend = self._direct_backend or ("nccl" if self._has_own_gpus(channel, first) else "gloo")
+        sender = self._group.description.broadcast_sender if self._direct_backend else ""
         world_size = 1 + each * len(channel.targets)
         return replace(channel, backend=backend, sender=sender, first_ranks=ranks, world_size=world_size)
 
     def _has_own_gpus(self, channel: Channel, first: int) -> bool:
-        """Whether the sender and all receivers have a GPU each that no other has: NCCL wants that.
+        """Return whether the sender and all receivers have a GPU each that no other has, which NCCL requires.
 
-        The workers of engines that are programs of their own have none: the memory is the program's.
+        The workers of engines that are separate programs have no GPU: the memory belongs to the program.
         """
-        if self._targets.description.broadcast:
+        if self._group.description.broadcast:
             return False
-        used = [self._gpus[channel.source][:1], *(self._targets.gpus[rank - first][:1] for rank in channel.targets)]
+        used = [self._gpus[channel.source][:1], *(self._group.gpus[rank - first][:1] for rank in channel.targets)]
         return all(used) and len(set(used)) == len(used)
 
 
-def sort_engines(engines: Sequence[EngineHandle], source: Sharding, deadline: Deadline) -> list[Targets]:
-    """Engines that take the same tensors cut in the same way, together."""
+def group_receivers(engines: Sequence[EngineHandle], source: Sharding, deadline: Deadline) -> list[ReceiverGroup]:
+    """Ask the engines for their descriptions, and group those that cut the same tensors in the same way.
+
+    Raises:
+        RolloutError: If an engine cuts its tensors over another number of members than it has (S202).
+    """
     asked = [engine.describe() for engine in engines]
-    classes: dict[tuple[WeightDescription, bool], Targets] = {}
+    groups: dict[tuple[WeightDescription, bool], ReceiverGroup] = {}
     for engine, result in zip(engines, asked, strict=True):
         described = (
             result.wait(deadline.left_s())[0] if result is not None else WeightDescription(_whole(source.tensors))
@@ -104,12 +134,12 @@ def sort_engines(engines: Sequence[EngineHandle], source: Sharding, deadline: De
             message = f"{engine.name}: the engine cuts its tensors over {tp} members, and has {engine.num_members}"
             raise RolloutError([Finding("S202", message)])
         alike, is_far = replace(described, gpus=()), engine.transport(0) is WeightTransport.BROADCAST
-        targets = classes.setdefault((alike, is_far), Targets(alike, is_far))
-        targets.members += [(engine, member) for member in range(tp)]
-        targets.gpus += [described.gpus] * tp
-    return list(classes.values())
+        group = groups.setdefault((alike, is_far), ReceiverGroup(alike, is_far))
+        group.members += [(engine, member) for member in range(tp)]
+        group.gpus += [described.gpus] * tp
+    return list(groups.values())
 
 
 def _whole(tensors: Sequence[TensorShards]) -> tuple[TensorShards, ...]:
-    """The same tensors, uncut."""
+    """Return the same tensors, uncut."""
     return tuple(TensorShards(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)

@@ -1,7 +1,7 @@
 // The panel that says what is known of an accelerator, a process or a node. Only textContent is ever set.
-const WAYS = {
+const TRANSPORTS = {
   ipc: "in place: the trainer is on the same accelerators",
-  shared_memory: "through memory of the host: the trainer is on the same node",
+  shared_memory: "through host memory: the trainer is on the same node",
   broadcast: "by a collective: the trainer is on other accelerators",
   file: "through files: the trainer's accelerators are of another vendor",
 };
@@ -91,16 +91,16 @@ function processCard(c, r, isOpen) {
 function weightFacts(c, r) {
   const looks = components[c].looks[r];
   const parts = [];
-  for (const way of looks[6] ? looks[6].split(", ") : []) {
-    parts.push(make("div", "", `${way}: ${WAYS[way.split(" ").pop()]}`)); // such as "1/2 ipc"
+  for (const text of looks[6] ? looks[6].split(", ") : []) {
+    parts.push(make("div", "", `${text}: ${TRANSPORTS[text.split(" ").pop()]}`)); // such as "1/2 ipc"
   }
-  for (const [sent, byLink] of [[false, flowsInto(c, r)], [true, flowsFrom(c, r)]]) {
-    const total = byLink.reduce((sum, one) => sum + one.bytes, 0);
-    byLink.forEach((one, link) => {
+  for (const [sent, byDistance] of [[false, flowsInto(c, r)], [true, flowsFrom(c, r)]]) {
+    const total = byDistance.reduce((sum, one) => sum + one.bytes, 0);
+    byDistance.forEach((one, distance) => {
       if (!one.peers.size) return;
       const peers = [...one.peers.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
       const share = sent || one.bytes === total ? "" : `${Math.round((100 * one.bytes) / total)} % `;
-      parts.push(make("div", link === 2 ? "far-link" : "", `${sent ? "to" : `${share}from`} `, grouped(peers), make("span", link === 2 ? "cross" : "", ` (${PLACES[link]})`)));
+      parts.push(make("div", distance === 2 ? "far-link" : "", `${sent ? "to" : `${share}from`} `, grouped(peers), make("span", distance === 2 ? "cross" : "", ` (${PLACES[distance]})`)));
     });
   }
   return parts.length ? make("div", "", ...parts) : "";

@@ -270,7 +270,7 @@ window.addEventListener("resize", () => {
 setTheme(kept("roost-theme") || "auto");
 drawLegend();
 addSwitch("show-groups", "showsGroups", components.some((component) => groupsOf(component).length), "No component has tensor-parallel groups");
-addSwitch("show-weights", "showsWeights", given.flows.length > 0, "The plan does not say how weights flow: it takes one trainer, and engines that are alike");
+addSwitch("show-weights", "showsWeights", given.flows.length > 0, "The plan has no transfer schedule: that takes exactly one trainer, whose parallel sizes fit, and engines");
 drawMap(null);
 describe();
 followHash();
