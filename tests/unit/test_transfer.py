@@ -402,8 +402,8 @@ def test_engines_that_join_broadcasts_have_a_schedule_of_their_own():
     plan = resolve({"actor": "0-3", "rollout": "2-5:0-1"}, topology="1x6")
     near, far = plan.weight_schedules
     assert (near.receivers, far.receivers) == ((("rollout", 0),), (("rollout", 1),))
-    assert near.schedule.shares() == ({WeightTransport.IPC: 1},)
-    assert far.schedule.shares() == ({WeightTransport.BROADCAST: 1},)
+    assert plan.transport_shares("rollout", 0) == {WeightTransport.IPC: 1}
+    assert plan.transport_shares("rollout", 1) == {WeightTransport.BROADCAST: 1}
     assert weight_lines(plan, plan.process("actor[0]")) == ["to rollout[1] on other GPUs of the node"]
 
 

@@ -19,11 +19,13 @@ from roost.placement import (
 from roost.placement.resources import collector_paused
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
-from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
+from roost.plan.transport import BytesByTransport, TransportChooser, WeightTransport, transports_text
 from roost.source import Tree, as_tree
 from roost.topology import Topology
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from roost.plan.planned_schedules import PlannedSchedule
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
@@ -235,21 +237,28 @@ class Plan:
         """The environment of one process."""
         return self.process(component, rank).environment
 
-    def transport_shares(self, component: str, rank: int) -> Shares:
-        """Return how the weights reach a rollout process: the part of its bytes that each transport carries.
+    def transport_shares(self, component: str, rank: int) -> dict[WeightTransport, Fraction]:
+        """Return the share of a rollout process's weights that each transport carries.
 
         Returns:
-            Transports with their shares, the largest first, which add up to 1. Nothing where the plan does not say
-            it: for other roles, without a trainer, or where the trainer's parallel sizes do not fit.
+            Transports with their shares, the largest first; the shares add up to 1. Empty if the plan does not
+            determine them: for other roles, without a trainer, or if the trainer's parallel sizes do not fit.
         """
-        found = self._transport_shares.get(component)
-        return dict(found[rank]) if found else {}
+        from fractions import Fraction
+
+        found = self._bytes_by_transport.get(component)
+        sizes = found[rank] if found else {}
+        total = sum(sizes.values())
+        return {transport: Fraction(size, total) for transport, size in sizes.items()}
 
     def transport_texts(self, component: str) -> tuple[str, ...]:
-        """Return for each process of a component such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``; empty: none."""
-        shares = self._transport_shares.get(component)
-        if shares:
-            return tuple(map(shares_text, shares))
+        """Return for each process of a component text such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``.
+
+        Empty if the component receives no weights.
+        """
+        found = self._bytes_by_transport.get(component)
+        if found:
+            return tuple(map(transports_text, found))
         return tuple(transport.value for transport in self.component(component).transports)
 
     @cached_property
@@ -263,10 +272,10 @@ class Plan:
         return plan_schedules(self)
 
     @cached_property
-    def _transport_shares(self) -> dict[str, tuple[Shares, ...]]:
-        from roost.plan.planned_schedules import transport_shares
+    def _bytes_by_transport(self) -> dict[str, tuple[BytesByTransport, ...]]:
+        from roost.plan.planned_schedules import bytes_by_transport
 
-        return transport_shares(self)
+        return bytes_by_transport(self)
 
     def on_accelerator(self, node_rank: int, accelerator: int) -> list[tuple[str, int]]:
         """The processes on an accelerator, as (component, rank)."""

@@ -14,9 +14,9 @@ from roost.placement import Placement, PlacementMode
 from roost.plan.plan import ENGINE, TRAINER, ComponentPlan, Plan
 from roost.plan.schedule import Receiver, Sender, TransferSchedule
 from roost.plan.shards import Location, Sharding, TensorShards
-from roost.plan.transport import Shares, WeightTransport
+from roost.plan.transport import BytesByTransport, WeightTransport
 
-__all__ = ["PlannedSchedule", "plan_schedules", "transport_shares"]
+__all__ = ["PlannedSchedule", "bytes_by_transport", "plan_schedules"]
 
 
 class PlannedSchedule(NamedTuple):
@@ -64,16 +64,16 @@ def plan_schedules(plan: Plan) -> tuple[PlannedSchedule, ...]:
     return tuple(_schedule(trainer, source, engines) for engines in (near, far) if engines)
 
 
-def transport_shares(plan: Plan) -> dict[str, tuple[Shares, ...]]:
-    """Return by component the shares of each rollout process; all processes of an engine have the same shares."""
-    found: dict[str, list[Shares]] = {}
+def bytes_by_transport(plan: Plan) -> dict[str, tuple[BytesByTransport, ...]]:
+    """Return by component the bytes of each rollout process; all processes of an engine have those of the engine."""
+    found: dict[str, list[BytesByTransport]] = {}
     for planned in plan.weight_schedules:
-        for (name, rank), shares in zip(planned.receivers, planned.schedule.shares(), strict=True):
+        for (name, rank), sizes in zip(planned.receivers, planned.schedule.bytes_by_transport(), strict=True):
             component = plan.component(name)
-            size = component.processes_per_engine
+            members = component.processes_per_engine
             of_component = found.setdefault(name, [{}] * component.world_size)
-            of_component[rank : rank + size] = [shares] * size
-    return {name: tuple(shares) for name, shares in found.items()}
+            of_component[rank : rank + members] = [sizes] * members
+    return {name: tuple(of_component) for name, of_component in found.items()}
 
 
 def _schedule(

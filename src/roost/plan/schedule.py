@@ -8,22 +8,21 @@ running processes report.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 from roost.plan.routes import Distance
-from roost.plan.shards import Sharding
+from roost.plan.shards import ITEM_BYTES, Sharding
 from roost.plan.transfer import TransferPlan, plan_transfer
-from roost.plan.transport import NEAR, Shares, WeightTransport
+from roost.plan.transport import NEAR, BytesByTransport, WeightTransport
 
 __all__ = ["Receiver", "ScheduledTransfer", "Sender", "TransferSchedule"]
 
 
-@dataclass(frozen=True)
-class Sender:
+class Sender(NamedTuple):
     """A rank of the trainer.
 
     Attributes:
@@ -36,8 +35,7 @@ class Sender:
     accelerators: frozenset[Hashable] = frozenset()
 
 
-@dataclass(frozen=True)
-class Receiver:
+class Receiver(NamedTuple):
     """A process that receives weights.
 
     Attributes:
@@ -124,18 +122,13 @@ class TransferSchedule:
             for (receiver, sender, distance), count in sorted(nbytes.items())
         )
 
-    def shares(self) -> tuple[Shares, ...]:
-        """Return for each receiver the share of its bytes that each transport carries."""
+    def bytes_by_transport(self) -> tuple[BytesByTransport, ...]:
+        """Return for each receiver the bytes that each transport carries, the largest number first."""
         if all(receiver.planned not in NEAR for receiver in self.receivers):  # spares large plans the single entries
-            return tuple({receiver.planned: Fraction(1)} for receiver in self.receivers)
+            total = sum(prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in self.target.tensors)
+            return tuple({receiver.planned: total} for receiver in self.receivers)
         counts: list[dict[WeightTransport, int]] = [{} for _ in self.receivers]
         for entry in self.entries:
             of_receiver = counts[entry.receiver]
             of_receiver[entry.transport] = of_receiver.get(entry.transport, 0) + entry.nbytes
-        return tuple(map(_fractions, counts))
-
-
-def _fractions(counts: Mapping[WeightTransport, int]) -> Shares:
-    total = sum(counts.values()) or 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0].value))
-    return {transport: Fraction(count, total) for transport, count in ordered}
+        return tuple(dict(sorted(count.items(), key=lambda item: (-item[1], item[0].value))) for count in counts)

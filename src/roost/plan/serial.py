@@ -10,7 +10,7 @@ from roost.hardware import AcceleratorType
 from roost.placement import Placement, PlacementMode
 from roost.placement.placement import make_placement
 from roost.plan.plan import ComponentPlan, Plan
-from roost.plan.transport import Shares, WeightTransport
+from roost.plan.transport import WeightTransport
 from roost.topology import Topology
 
 __all__ = ["plan_from_json", "plan_from_plain", "plan_to_json"]
@@ -53,6 +53,7 @@ def _dump(value: Any) -> str:
 def _rows(component: ComponentPlan, plan: Plan) -> list[str]:
     encode = json.JSONEncoder(ensure_ascii=False).encode
     transports = component.transports or (None,) * len(component.placements)
+    texts = plan.transport_texts(component.name)
     return [
         encode(
             {
@@ -68,16 +69,17 @@ def _rows(component: ComponentPlan, plan: Plan) -> list[str]:
                 "local_hardware_ranks": p.local_hardware_ranks,
                 "node_group_label": p.node_group_label,
                 **({"transport": transport.value} if transport is not None else {}),
-                **_weights_by(plan.transport_shares(component.name, p.rank)),
+                **({"weights_by": _weights_by(texts[p.rank])} if texts and "," in texts[p.rank] else {}),
             }
         )
         for p, transport in zip(component.placements, transports, strict=True)
     ]
 
 
-def _weights_by(shares: Shares) -> dict[str, dict[str, str]]:
-    """What a row says where more than one transport carries the weights. It follows from the plan, and is not read."""
-    return {"weights_by": {kind.value: str(share) for kind, share in shares.items()}} if len(shares) > 1 else {}
+def _weights_by(text: str) -> dict[str, str]:
+    """Return the share of each transport. It follows from the rest of the plan, so that reading a plan ignores it."""
+    shares = (part.split(" ") for part in text.split(", "))
+    return {transport: share for share, transport in shares}
 
 
 def plan_from_json(text: str) -> Plan:

@@ -32,8 +32,7 @@ _MAX_SUGGESTIONS = 20
 """For how many missing tensors a similar name is searched."""
 
 
-@dataclass(frozen=True)
-class TensorPart:
+class TensorPart(NamedTuple):
     """A part of a tensor that one class of ranks sends to another.
 
     Attributes:

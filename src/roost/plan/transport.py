@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from fractions import Fraction
+from math import gcd
 
 from roost.placement import Placement
 
-__all__ = ["NEAR", "Shares", "TransportChooser", "WeightTransport", "shares_text"]
+__all__ = ["NEAR", "BytesByTransport", "TransportChooser", "WeightTransport", "share_text", "transports_text"]
 
 
 class WeightTransport(Enum):
@@ -28,15 +28,22 @@ NEAR = (WeightTransport.IPC, WeightTransport.SHARED_MEMORY)
 """Transports within a node. The receiver reads them without waiting for the sender."""
 
 
-Shares = Mapping[WeightTransport, Fraction]
-"""Share of a receiver's bytes by transport, the largest first. The shares add up to 1."""
+BytesByTransport = Mapping[WeightTransport, int]
+"""Bytes of a receiver by transport, the largest number first."""
 
 
-def shares_text(shares: Shares) -> str:
-    """Return text such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``."""
-    if len(shares) == 1:
-        return next(iter(shares)).value
-    return ", ".join(f"{share} {transport.value}" for transport, share in shares.items())
+def share_text(part: int, total: int) -> str:
+    """Return such as ``1/2``, in lowest terms. ``fractions`` would do, and takes as long to load as this room."""
+    divisor = gcd(part, total)
+    return f"{part // divisor}/{total // divisor}"
+
+
+def transports_text(sizes: BytesByTransport) -> str:
+    """Return such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``."""
+    if len(sizes) == 1:
+        return next(iter(sizes)).value
+    total = sum(sizes.values())
+    return ", ".join(f"{share_text(size, total)} {transport.value}" for transport, size in sizes.items())
 
 
 class TransportChooser:

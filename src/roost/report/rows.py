@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from roost.plan import ComponentPlan, Plan
 from roost.ranks import format_ranks
@@ -15,8 +14,7 @@ __all__ = ["NodeRow", "ProcessRow", "fold", "node_rows", "process_rows"]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class NodeRow:
+class NodeRow(NamedTuple):
     """Consecutive nodes that look the same.
 
     Attributes:
@@ -34,8 +32,7 @@ class NodeRow:
     on_node: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class ProcessRow:
+class ProcessRow(NamedTuple):
     """Processes of one component: one, or a node's, or those of like nodes."""
 
     ranks: str

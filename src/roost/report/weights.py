@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from roost.plan import Plan, Process
 from roost.plan.planned_schedules import PlannedSchedule
 from roost.plan.routes import DISTANCES, Distance
+from roost.plan.transport import share_text
 from roost.ranks import format_ranks
 
 __all__ = ["weight_lines"]
@@ -70,7 +69,7 @@ def _places(planned: PlannedSchedule, process: Process) -> dict[Distance, str]:
 
 
 def _share(part: int, total: int) -> str:
-    return "all" if part == total else str(Fraction(part, total))
+    return "all" if part == total else share_text(part, total)
 
 
 def _ranks(ranks: set[int]) -> str:
