@@ -10,7 +10,7 @@ import ray
 
 from roost.placement import PlacementMode
 from roost.plan import ComponentPlan, Plan
-from roost.plan.machines import device_uuids
+from roost.plan.node_changes import accelerator_uuids
 from roost.topology import NodeGroup
 
 __all__ = ["LivePlan", "live_plan", "pack_plan"]
@@ -58,7 +58,7 @@ def live_plan(managers: ray.actor.ActorHandle, timeout_s: float = 30.0) -> LiveP
     mode = modes.pop() if len(modes) == 1 else PlacementMode.HYBRID
     ordered = tuple(components[name] for name in sorted(components))
     plan = Plan(topology.adding(groups.values()), ordered, mode)
-    return LivePlan(plan, device_uuids(_Measured(topology, nodes)))
+    return LivePlan(plan, accelerator_uuids(_Measured(topology, nodes)))
 
 
 class _Measured:

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from roost.placement import Placement
 from roost.plan.diff import Details, PlanDiff
-from roost.plan.machines import MachineChange
+from roost.plan.node_changes import NodeChange
 from roost.ranks import format_ranks
 from roost.report.columns import align
 from roost.report.rows import fold
 from roost.report.stretches import Stretch, stretches_of
 
-__all__ = ["draw_diff", "machine_line"]
+__all__ = ["draw_diff", "node_change_line"]
 
 _STYLES = {"+": "green", "~": "yellow", "-": "red"}
 _MOST_WIDE = 8
@@ -35,11 +35,11 @@ def draw_diff(diff: PlanDiff, before: str = "", after: str = "", noun: str = "GP
     if before or after:
         parts.append(Text(f"{before} → {after}", style="bold"))
     about = [f"  mode: {diff.mode[0]} → {diff.mode[1]}"] if diff.mode else []
-    head, middle, tail = fold(diff.machines, 16, 2)
-    about += [f"  {machine_line(change)}" for change in head]
+    head, middle, tail = fold(diff.nodes, 16, 2)
+    about += [f"  {node_change_line(change)}" for change in head]
     if middle:
         about.append(f"  … {len(middle):,} more differences of machines")
-        about += [f"  {machine_line(change)}" for change in tail]
+        about += [f"  {node_change_line(change)}" for change in tail]
     for name, details in diff.components.items():
         about.append(f"  {name}: " + _details_text(details))
     if about:
@@ -50,7 +50,7 @@ def draw_diff(diff: PlanDiff, before: str = "", after: str = "", noun: str = "GP
     return Text("\n\n").join(parts)
 
 
-def machine_line(change: MachineChange) -> str:
+def node_change_line(change: NodeChange) -> str:
     """``node 1: address: 10.0.0.2 → 10.0.0.9``."""
     return f"{change.nodes}: {change.what}: {change.planned} → {change.found}"
 
