@@ -210,7 +210,7 @@ def test_a_gather_gives_each_rank_what_its_group_had(pair: tuple[Sharding, Shard
     try:
         gathered = source.gathered(size)
     except PlacementError:
-        return  # the group does not divide tp, or its parts do not touch
+        return  # the group does not divide tp, or its slices are not contiguous
     for rank in range(source.world_size):
         tp, pp, dp = source.coordinates(rank)
         group = [source.rank_of(i, pp, dp) for i in range(tp // size * size, (tp // size + 1) * size)]
