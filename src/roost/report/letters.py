@@ -9,7 +9,15 @@ __all__ = ["COLOURS", "component_letters"]
 _UPPERCASE = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CANDIDATES = _UPPERCASE + _UPPERCASE.lower() + "0123456789"
 
-_USUAL = {"actor": "A", "agent": "G", "critic": "C", "env": "E", "inference": "I", "reward": "W", "rollout": "R"}
+_COMMON_LETTERS = {
+    "actor": "A",
+    "agent": "G",
+    "critic": "C",
+    "env": "E",
+    "inference": "I",
+    "reward": "W",
+    "rollout": "R",
+}
 """Letters of the names that nearly every job has."""
 
 COLOURS = (
@@ -23,7 +31,7 @@ def component_letters(names: Sequence[str]) -> dict[str, str]:
 
     The same names always get the same letters.
     """
-    letters = {name: _USUAL[name] for name in sorted(names) if name in _USUAL}
+    letters = {name: _COMMON_LETTERS[name] for name in sorted(names) if name in _COMMON_LETTERS}
     taken = set(letters.values())
     for name in sorted(names):
         if name in letters:

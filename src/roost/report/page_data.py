@@ -1,8 +1,8 @@
-"""What a page needs to know of a plan, as small as it goes.
+"""The data of a page, in a compact form.
 
-Processes are not written one by one: consecutive nodes on which a component looks the same are one run, what a
-node looks like is written once (its *shape*), and environments are templates with slots. The page's script
-spells it all out. 8,192 like accelerators are a few kilobytes.
+Processes are not written one by one. Consecutive nodes on which a component looks the same are one run, the processes
+of such a node are written once (its *shape*), and environments are templates with slots. The page's script expands
+them. 8,192 accelerators of a regular plan take a few kilobytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LOOKS = attrgetter(
     "accelerator_type.name", "isolate_accelerator", "node_group_label",
 )  # fmt: skip
 _SLOTS = ("rank", "node_rank", "first", "local_rank", "local_world_size", "visible")
-"""What differs from process to process in an environment; the script knows them by index."""
+"""Values of an environment that differ between processes. The script uses their index."""
 _TRAINERS = (TRAINER, "critic")
 _MOST_CELLS = 4096
-"""To how many accelerators a finding leads."""
+"""Number of accelerators that a finding links to at most."""
 
 
 def page_data(plan: Plan) -> dict[str, Any]:
-    """Plain data for the page's script."""
+    """Return plain data for the page's script."""
     with collector_paused():
         return _page_data(plan)
 
@@ -67,7 +67,7 @@ def _page_data(plan: Plan) -> dict[str, Any]:
 
 
 def _spans(ranks: Iterable[int]) -> list[int]:
-    """``[first, count, first, count, …]`` of ascending ranks."""
+    """Return ``[first, count, first, count, …]`` for ascending ranks."""
     spans: list[int] = []
     for rank in ranks:
         if spans and spans[-2] + spans[-1] == rank:
@@ -114,7 +114,7 @@ def _nodes(nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 class _Slot(int):
-    """A number that is written as the name of a slot: the template comes from the real function."""
+    """A number whose text is a slot, so that ``worker_environment`` itself can produce the template."""
 
     def __new__(cls, index: int) -> _Slot:
         return super().__new__(cls, 0)
@@ -127,7 +127,7 @@ class _Slot(int):
 
 
 class _Shapes:
-    """How components look on nodes, each look once."""
+    """The shapes of all components on nodes, without duplicates."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -142,7 +142,7 @@ class _Shapes:
         }
 
     def runs(self, component: ComponentPlan) -> list[int]:
-        """``[first node, nodes, first node rank of the component, shape, …]``."""
+        """Return ``[first node, number of nodes, first node rank of the component, shape, …]``."""
         runs: list[int] = []
         known: dict[tuple[Any, ...], int] = {}
         transports = self.plan.transport_texts(component.name) or ("",) * component.world_size
@@ -166,7 +166,7 @@ class _Shapes:
         return runs
 
     def _variables(self, placement: Placement) -> int:
-        """What tells apart the variables that a node group gives on its nodes."""
+        """Return a number that is equal for nodes on which a node group sets the same variables."""
         by_node = self._environment_of.get(placement.node_group_label)
         return by_node.get(placement.cluster_node_rank, -1) if by_node else -1
 
@@ -185,7 +185,7 @@ class _Shapes:
         return len(self._processes) - 1
 
     def _template(self, component: ComponentPlan, placement: Placement) -> int:
-        """The environment with slots for what differs; texts stand for themselves, numbers for slots."""
+        """Return the index of the environment's template. In a template, texts are values and numbers are slots."""
         slots = [_Slot(index) for index in range(len(_SLOTS))]
         with_slots = make_placement(
             slots[0],
@@ -280,7 +280,7 @@ _PLACE = re.compile(r"\bnodes? (\d[\d,-]*)(?: (?:GPU|NPU|XPU|accelerator|[A-Za-z
 
 
 def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Problems and notes, with the accelerators, nodes and components that their texts name."""
+    """Return problems and notes, with the accelerators, nodes and components that their texts name."""
     return [
         {
             "code": finding.code,
@@ -297,7 +297,7 @@ def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]
 
 
 def _cells(plan: Plan, message: str) -> list[list[int]]:
-    """(node, accelerator) of all that a message names; the accelerator is -1 for a whole node."""
+    """Return (node, accelerator) of every place that a message names; the accelerator is -1 for a whole node."""
     found: list[list[int]] = []
     for match in _PLACE.finditer(message):
         try:
@@ -318,7 +318,7 @@ def _below(ranges: Iterable[range], end: int) -> list[int]:
 
 
 def _components(plan: Plan, finding: Finding) -> list[str]:
-    """The components that a finding begins with, or whose lines it points at."""
+    """Return the components that a finding starts with, or that its place in the job file belongs to."""
     words = {word.strip() for word in finding.message.partition(":")[0].split(",")}
     path = finding.place.path.split(".") if finding.place is not None else []
     return [c.name for c in plan.components if c.name in words or c.name in path]

@@ -1,4 +1,4 @@
-// The panel that says what is known of an accelerator, a process or a node. Only textContent is ever set.
+// The panel with the details of an accelerator, a process or a node. It sets textContent only, never HTML.
 const TRANSPORTS = {
   ipc: "in place: the trainer is on the same accelerators",
   shared_memory: "through host memory: the trainer is on the same node",
@@ -87,7 +87,7 @@ function processCard(c, r, isOpen) {
   return card;
 }
 
-/** How the weights of a process come, or where they go, in words. */
+/** The weights of a process in words: their transports, senders and receivers. */
 function weightFacts(c, r) {
   const looks = components[c].looks[r];
   const parts = [];
@@ -117,7 +117,7 @@ function memoryRows(cell) {
   return box;
 }
 
-/** A bar of what a phase needs, against the card; red where it is more than that. */
+/** A bar of the memory that a phase needs; red if it exceeds that of the accelerator. */
 function bar(one, card) {
   const element = make("div", one.over ? "bar over" : "bar");
   const full = card === null ? one.sum : Math.max(card, one.sum);
