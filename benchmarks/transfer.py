@@ -36,8 +36,8 @@ def measure_transfer() -> Row:
         NAME,
         best_time_s(lambda: plan_transfer(source, target)),
         best_time_s(lambda: plan.for_target(target.world_size - 1)),
-        len(plan.pieces),
-        sum(len(routes) for routes in {id(piece.routes): piece.routes for piece in plan.pieces}.values()),
+        len(plan.parts),
+        sum(len(routes) for routes in {id(part.routes): part.routes for part in plan.parts}.values()),
         _moves(plan),
     )
 
@@ -60,4 +60,4 @@ def _tensors(stages: int) -> tuple[TensorShards, ...]:
 
 def _moves(plan: TransferPlan) -> int:
     """How many parts go between two ranks, all told."""
-    return sum(len(route) for piece in plan.pieces for route in piece.routes)
+    return sum(len(route) for part in plan.parts for route in part.routes)

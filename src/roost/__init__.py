@@ -63,7 +63,7 @@ _ROOMS = {
         "plan_transfer",
     ),
     "roost.plan.diff": ("PlanDiff", "diff_plans"),
-    "roost.plan.lock": ("Lock",),
+    "roost.plan.lock_file": ("LockFile",),
     "roost.data.buffer": ("DataBuffer",),
     "roost.engines.engine": ("Engine", "EngineOutput", "EnginePlace"),
     "roost.rl.placement_groups": ("create_placement_groups",),
@@ -146,7 +146,7 @@ if TYPE_CHECKING:
     from roost.plan import plan_transfer as plan_transfer
     from roost.plan.diff import PlanDiff as PlanDiff
     from roost.plan.diff import diff_plans as diff_plans
-    from roost.plan.lock import Lock as Lock
+    from roost.plan.lock_file import LockFile as LockFile
     from roost.report.page import draw_page as draw_page
     from roost.report.svg import draw_image as draw_image
     from roost.rl.hub import BufferClient as BufferClient

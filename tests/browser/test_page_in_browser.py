@@ -307,6 +307,6 @@ def test_a_large_cluster_opens_group_by_group(open_page):
     page.one("#show-weights").click()
     page.one("#back").click()
     page.one(".legend button[data-c='2']").click()
-    assert "8,192 on the same GPU" in page.text("#links-say")
+    assert "1,024 on the same GPU" in page.text("#links-say")
     assert drawn_in(page, "--here") > 1000
     assert page.complaints == []

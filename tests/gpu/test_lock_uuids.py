@@ -12,7 +12,7 @@ def test_a_lock_knows_the_cards_again() -> None:
     os.environ.pop("RAY_ADDRESS", None)
     with roost.Cluster(num_nodes=1) as cluster:
         plan = roost.Plan.resolve({"cluster": {"component_placement": {"actor": "0"}}}, cluster)
-        lock = roost.Lock.from_json(roost.Lock.of(plan, cluster).to_json())
+        lock = roost.LockFile.from_json(roost.LockFile.of(plan, cluster).to_json())
         uuids = tuple(device.uuid for device in cluster.get_node_info(0).accelerators)
         assert lock.uuids == (uuids,)
         assert lock.differences(cluster) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_plan_properties import resolve
 
-from roost import Lock, Placement, Plan, PlanDiff, Topology, diff_plans
+from roost import LockFile, Placement, Plan, PlanDiff, Topology, diff_plans
 from roost.report.diff import draw_diff
 
 MIRRORED = {"+": "-", "-": "+", "~": "~"}
@@ -66,7 +66,7 @@ def test_a_difference_is_complete_and_mirrors(one: Topology, other: Topology, da
     assert {name: swapped(dict(details)) for name, details in there.components.items()} == dict(back.components)
     assert there.now_cross == back.no_longer_cross
     assert there.no_longer_cross == back.now_cross
-    assert bool(there.machines) == bool(back.machines)
+    assert bool(there.nodes) == bool(back.nodes)
     assert there.mode == (back.mode and back.mode[::-1])
 
     text = draw_diff(there, "a", "b").plain
@@ -103,12 +103,12 @@ def test_a_lock_comes_back_as_it_was(topology: Topology, data: st.DataObject) ->
         tuple(data.draw(st.sampled_from([(), tuple(f"GPU-{node.rank}-{i}" for i in node.accelerator_ids)])))
         for node in plan.topology.nodes
     )
-    lock = Lock(
+    lock = LockFile(
         plan, data.draw(texts), data.draw(texts), tuple(data.draw(st.lists(texts))), uuids if any(uuids) else ()
     )
     text = lock.to_json()
-    assert Lock.from_json(text) == lock
-    assert Lock.from_json(text).to_json() == text
+    assert LockFile.from_json(text) == lock
+    assert LockFile.from_json(text).to_json() == text
     assert lock.differences(lock.topology) == []
     assert lock.differences(topology) == []
 
@@ -116,7 +116,7 @@ def test_a_lock_comes_back_as_it_was(topology: Topology, data: st.DataObject) ->
 @given(topologies(), topologies())
 def test_machines_differ_in_both_directions(one: Topology, other: Topology) -> None:
     before, after = Plan(one, ()), Plan(other, ())
-    there, back = diff_plans(before, after).machines, diff_plans(after, before).machines
+    there, back = diff_plans(before, after).nodes, diff_plans(after, before).nodes
     assert sorted((c.kind, c.planned, c.found) for c in there if c.kind == "order") == sorted(
         (c.kind, c.found, c.planned) for c in back if c.kind == "order"
     )

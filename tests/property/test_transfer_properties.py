@@ -89,7 +89,7 @@ def elements_of(side: Sharding, rank: int) -> dict[str, set[Element]]:
     return found
 
 
-def link_between(source: Sharding, sender: int, target: Sharding, receiver: int) -> str:
+def distance_between(source: Sharding, sender: int, target: Sharding, receiver: int) -> str:
     if not source.locations or not target.locations:
         return "network"
     one, other = source.locations[sender], target.locations[receiver]
@@ -115,9 +115,9 @@ class Model:
         return frozenset(rank for rank, held in enumerate(self.held) if element in held.get(tensor, ()))
 
     def nearest(self, holders: frozenset[int], receiver: int) -> tuple[str, frozenset[int]]:
-        links = {rank: link_between(self.source, rank, self.target, receiver) for rank in holders}
-        best = min(links.values(), key=NEARNESS.__getitem__)
-        return best, frozenset(rank for rank, link in links.items() if link == best)
+        distances = {rank: distance_between(self.source, rank, self.target, receiver) for rank in holders}
+        best = min(distances.values(), key=NEARNESS.__getitem__)
+        return best, frozenset(rank for rank, distance in distances.items() if distance == best)
 
 
 # Properties -------------------------------------------------------------------------------
@@ -128,23 +128,23 @@ def test_every_element_comes_once_from_a_nearest_rank_that_has_it(pair: tuple[Sh
     plan, model = plan_transfer(*pair), Model(*pair)
     itemsize = {"bfloat16": 2, "float32": 4, "uint8": 1}
     size_of = {tensor.name: itemsize[tensor.dtype] for tensor in plan.target.tensors}
-    by_link: Counter[str] = Counter()
+    by_distance: Counter[str] = Counter()
     for receiver, wanted in enumerate(model.wanted):
         got: dict[str, Counter[Element]] = {name: Counter() for name in wanted}
-        for name, sender, box, link in plan.for_target(receiver):
+        for name, sender, box, distance in plan.for_target(receiver):
             elements = inside(box)
             assert elements
             got[name].update(elements)
-            by_link[link] += len(elements) * size_of[name]
+            by_distance[distance] += len(elements) * size_of[name]
             for element in elements:
                 assert element in model.held[sender][name]
                 best, ranks = model.nearest(model.holders(name, element), receiver)
-                assert (link, sender in ranks) == (best, True)
+                assert (distance, sender in ranks) == (best, True)
         for name, elements in wanted.items():
             assert got[name] == Counter(elements)
-    assert plan.bytes_by_link == {link: by_link[link] for link in NEARNESS}
-    assert plan.total_bytes == sum(by_link.values())
-    across = plan.total_bytes - by_link["same"]
+    assert plan.bytes_by_distance == {distance: by_distance[distance] for distance in NEARNESS}
+    assert plan.total_bytes == sum(by_distance.values())
+    across = plan.total_bytes - by_distance["same"]
     assert plan.cross_accelerator_share == (across / plan.total_bytes if plan.total_bytes else 0)
     assert plan.summary()
 
@@ -154,10 +154,10 @@ def test_equally_near_ranks_take_turns(pair: tuple[Sharding, Sharding]) -> None:
     plan, model = plan_transfer(*pair), Model(*pair)
     chosen: dict[tuple[frozenset[int], frozenset[int], str], dict[int, int]] = defaultdict(dict)
     for receiver in range(plan.target.world_size):
-        for name, sender, box, link in plan.for_target(receiver):
+        for name, sender, box, distance in plan.for_target(receiver):
             holders = model.holders(name, inside(box)[0])
             _, pool = model.nearest(holders, receiver)
-            assert chosen[holders, pool, link].setdefault(receiver, sender) == sender
+            assert chosen[holders, pool, distance].setdefault(receiver, sender) == sender
     for (_, pool, _), senders in chosen.items():
         counts = Counter(dict.fromkeys(pool, 0))
         counts.update(senders.values())
@@ -168,9 +168,9 @@ def test_equally_near_ranks_take_turns(pair: tuple[Sharding, Sharding]) -> None:
 def test_both_ends_tell_the_same(pair: tuple[Sharding, Sharding]) -> None:
     plan = plan_transfer(*pair)
     assert moves(plan) == sorted(
-        (name, sender, receiver, box, link)
+        (name, sender, receiver, box, distance)
         for sender in range(plan.source.world_size)
-        for name, receiver, box, link in plan.for_source(sender)
+        for name, receiver, box, distance in plan.for_source(sender)
     )
 
 
@@ -178,7 +178,7 @@ def test_both_ends_tell_the_same(pair: tuple[Sharding, Sharding]) -> None:
 def test_the_same_for_the_same_input_in_any_order(pair: tuple[Sharding, Sharding], random: object) -> None:
     plan = plan_transfer(*pair)
     assert plan_transfer(*pair) == plan
-    assert pickle.loads(pickle.dumps(plan)).bytes_by_link == plan.bytes_by_link  # noqa: S301
+    assert pickle.loads(pickle.dumps(plan)).bytes_by_distance == plan.bytes_by_distance  # noqa: S301
     shuffled = []
     for side in pair:
         tensors = list(side.tensors)
@@ -188,20 +188,20 @@ def test_the_same_for_the_same_input_in_any_order(pair: tuple[Sharding, Sharding
 
 
 @given(sides())
-def test_pieces_name_each_pair_of_replicas_once(pair: tuple[Sharding, Sharding]) -> None:
+def test_parts_name_each_pair_of_replicas_once(pair: tuple[Sharding, Sharding]) -> None:
     plan = plan_transfer(*pair)
-    for piece in plan.pieces:
-        replicas = [target for route in piece.routes for target, _ in route.pairs()]
+    for part in plan.parts:
+        replicas = [target for route in part.routes for target, _ in route.pairs()]
         assert replicas
         assert len(replicas) == len(set(replicas))
         assert set(replicas) <= set(range(plan.target.dp))
-        for route in piece.routes:
+        for route in part.routes:
             assert len(route) == len(list(route.pairs()))
             for target, source in route.pairs():
                 assert route.source_of(target) == source
                 assert target in route.targets_of(source)
                 assert 0 <= source < plan.source.dp
-        assert piece.nbytes % prod(stop - start for start, stop in piece.box) == 0
+        assert part.nbytes % prod(stop - start for start, stop in part.box) == 0
 
 
 @given(sides(), st.integers(1, 4))
@@ -210,7 +210,7 @@ def test_a_gather_gives_each_rank_what_its_group_had(pair: tuple[Sharding, Shard
     try:
         gathered = source.gathered(size)
     except PlacementError:
-        return  # the group does not divide tp, or its parts do not touch
+        return  # the group does not divide tp, or its slices are not contiguous
     for rank in range(source.world_size):
         tp, pp, dp = source.coordinates(rank)
         group = [source.rank_of(i, pp, dp) for i in range(tp // size * size, (tp // size + 1) * size)]
@@ -221,8 +221,8 @@ def test_a_gather_gives_each_rank_what_its_group_had(pair: tuple[Sharding, Shard
         assert elements_of(gathered, rank) == together
     before, after = plan_transfer(source, target), plan_transfer(gathered, target)
     assert after.total_bytes == before.total_bytes
-    assert after.bytes_by_link["same"] >= before.bytes_by_link["same"]
-    assert after.bytes_by_link["network"] <= before.bytes_by_link["network"]
+    assert after.bytes_by_distance["same"] >= before.bytes_by_distance["same"]
+    assert after.bytes_by_distance["network"] <= before.bytes_by_distance["network"]
 
 
 @given(sides())
@@ -236,7 +236,7 @@ def test_ranks_and_coordinates(pair: tuple[Sharding, Sharding]) -> None:
 
 def moves(plan: TransferPlan) -> list[tuple[str, int, int, object, str]]:
     return sorted(
-        (name, sender, receiver, box, link)
+        (name, sender, receiver, box, distance)
         for receiver in range(plan.target.world_size)
-        for name, sender, box, link in plan.for_target(receiver)
+        for name, sender, box, distance in plan.for_target(receiver)
     )

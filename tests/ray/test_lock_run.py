@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import roost
-from roost import Lock
+from roost import LockFile
 from roost.testing import LocalRay
 
 PROGRAM = """
@@ -48,7 +48,7 @@ def test_a_lock_is_made_replayed_and_made_anew(four_nodes: LocalRay, tmp_path: P
     first = roost_cli(tmp_path, "run", "job.yaml", "--lock", "job.lock.json", "--relock", "--namespace", "lock-run")
     assert first.returncode == 0, first.stderr
     assert "wrote job.lock.json: 4 nodes x 4 GPUs" in first.stdout
-    lock = Lock.load(tmp_path / "job.lock.json")
+    lock = LockFile.load(tmp_path / "job.lock.json")
     assert [node.address for node in lock.topology.nodes] == [four_nodes.node_address(rank) for rank in range(4)]
 
     # Nothing is placed anew: the file says something else by now only in what places nothing.
@@ -64,7 +64,7 @@ def test_a_lock_is_made_replayed_and_made_anew(four_nodes: LocalRay, tmp_path: P
         (nodes[0], roost.Node(**{**vars(nodes[2]), "rank": 1}), roost.Node(**{**vars(nodes[1]), "rank": 2}), nodes[3])
     )
     plan = roost.Plan(swapped, lock.plan.components, lock.plan.mode)
-    (tmp_path / "job.lock.json").write_text(Lock(plan, lock.job_file, lock.job_hash).to_json())
+    (tmp_path / "job.lock.json").write_text(LockFile(plan, lock.job_file, lock.job_hash).to_json())
     stopped = roost_cli(tmp_path, "run", "--lock", "job.lock.json", "--namespace", "lock-run")
     assert stopped.returncode == 1
     assert "error[K201]" in stopped.stderr
@@ -77,7 +77,7 @@ def test_a_lock_is_made_replayed_and_made_anew(four_nodes: LocalRay, tmp_path: P
     assert "node 1: order: as node 1 → as node 2" in relocked.stdout
     assert "2 moved, 0 added, 0 removed" in relocked.stdout
     assert "actor.run(): [[1, 0], [1, 1]]" in relocked.stdout
-    assert Lock.load(tmp_path / "job.lock.json").topology.nodes == nodes
+    assert LockFile.load(tmp_path / "job.lock.json").topology.nodes == nodes
 
 
 def test_what_runs_is_compared_with_what_was_kept(cluster: roost.Cluster, four_nodes: LocalRay, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_runs_is_compared_with_what_was_kept(cluster: roost.Cluster, four_n
         }
     }
     plan = roost.Plan.resolve(job, cluster)
-    (tmp_path / "job.lock.json").write_text(Lock.of(plan, cluster).to_json())
+    (tmp_path / "job.lock.json").write_text(LockFile.of(plan, cluster).to_json())
     with Idle.create_group().launch(cluster, plan=plan, component="actor"):
         same = roost_cli(tmp_path, "diff", "job.lock.json", "live", "--address", four_nodes.address)
         with Idle.create_group().launch(cluster, roost.PackedPlacementStrategy(4, 5), name="late"):

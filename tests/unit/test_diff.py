@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost import Lock, Node, NodeGroup, Plan, Topology, diff_plans
+from roost import LockFile, Node, NodeGroup, Plan, Topology, diff_plans
 from roost.cli import main
 from roost.report.diff import draw_diff
 from roost.topology import NodeEnvironment
@@ -218,7 +218,7 @@ def test_a_job_file_on_other_machines_or_with_other_values(write, capsys):
 def test_a_lock_a_plan_and_a_job_file(write, tmp_path, capsys):
     job, lock, kept = str(write(JOB)), str(tmp_path / "job.lock.json"), tmp_path / "plan.json"
     assert main(["plan", job, "--cluster", "1x8", "--lock", lock]) == 0
-    kept.write_text(Lock.load(lock).plan.to_json())
+    kept.write_text(LockFile.load(lock).plan.to_json())
     for one in (job, lock, str(kept)):
         for two in (lock, str(kept)):
             assert main(["diff", one, two]) == 0
@@ -256,7 +256,7 @@ def test_json(write, capsys):
 def test_trouble_is_2(arguments, code, write, tmp_path, capsys, monkeypatch, plan):
     write(JOB)
     one = plan("1x8", {"actor": "0-3"})
-    write(Lock.of(one).to_json()[:300].encode(), "cut.json")
+    write(LockFile.of(one).to_json()[:300].encode(), "cut.json")
     write(b'{"format": "somebody.else/1"}', "foreign.json")
     write(one.to_json().encode(), "plan.json")
     monkeypatch.chdir(tmp_path)
@@ -275,7 +275,7 @@ def test_uuids_are_compared_where_both_sides_know_them(plan):
     one = plan("1x2", {"actor": "0-1"})
     assert not diff_plans(one, one, (("a", "b"),), ())
     diff = diff_plans(one, one, (("a", "b"),), (("a", "c"),))
-    assert [str(change) for change in diff.machines] == ["node 0: GPU 1: planned b, found c"]
+    assert [str(change) for change in diff.nodes] == ["node 0: GPU 1: planned b, found c"]
 
 
 def test_names_with_markup_are_text(plan):

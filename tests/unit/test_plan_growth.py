@@ -102,5 +102,5 @@ def test_who_is_on_a_crowded_accelerator():
     assert plan.occupancy.members(second) == {0: 1, 1: 1}
     assert plan.occupancy.members(nobody) == {}
     assert [f.message for f in plan.check() if f.code == "N111"] == [
-        "actor: several of its ranks are on one GPU (node 0 GPU 0): NCCL refuses that"
+        "actor: several of its ranks share one GPU (node 0 GPU 0), which NCCL refuses"
     ]

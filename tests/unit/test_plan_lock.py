@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import roost
-from roost import Lock, Node, Plan, Topology
+from roost import LockFile, Node, Plan, Topology
 from roost.cli import main
-from roost.plan.lock import text_hash
+from roost.plan.lock_file import text_hash
 
 NVIDIA = roost.AcceleratorType.NVIDIA
 
@@ -42,7 +42,7 @@ def live(topology, uuids):
 
 def lock_on(machines, job=None):
     job = job or {"cluster": {"component_placement": {"actor": "all"}}}
-    return Lock.of(Plan.resolve(job, machines), machines, "job.yaml", text_hash("text"))
+    return LockFile.of(Plan.resolve(job, machines), machines, "job.yaml", text_hash("text"))
 
 
 def lines(lock, machines):
@@ -53,10 +53,10 @@ def lines(lock, machines):
 
 
 def test_a_lock_comes_back_as_it_was():
-    lock = Lock(lock_on(machines("ab")).plan, "../job.yaml", "00ff", ("a.b=1", 'c="ü"'), (("GPU-1", "GPU-2"), ()))
+    lock = LockFile(lock_on(machines("ab")).plan, "../job.yaml", "00ff", ("a.b=1", 'c="ü"'), (("GPU-1", "GPU-2"), ()))
     text = lock.to_json()
-    assert Lock.from_json(text) == lock
-    assert Lock.from_json(text).to_json() == text
+    assert LockFile.from_json(text) == lock
+    assert LockFile.from_json(text).to_json() == text
 
 
 def test_a_lock_says_what_it_was_made_on_in_a_line_per_node():
@@ -109,11 +109,11 @@ def test_the_fingerprint_is_of_the_machines_alone():
 def test_what_is_no_sound_lock_is_refused(code, change, write):
     text = lock_on(machines("ab")).to_json()
     with pytest.raises(roost.ConfigError) as raised:
-        Lock.from_json(change(text))
+        LockFile.from_json(change(text))
     assert raised.value.codes == (code,)
     path = write(change(text).encode(), "job.lock.json")
     with pytest.raises(roost.ConfigError, match=r"job\.lock\.json: ") as raised:
-        Lock.load(path)
+        LockFile.load(path)
     assert raised.value.codes == (code,)
 
 
@@ -152,26 +152,26 @@ def test_a_lock_in_which_anything_was_changed_is_refused_with_the_command_that_w
     for changed in mutations(sound):
         count += 1
         with pytest.raises(roost.ConfigError):
-            Lock.from_json(json.dumps(changed))
+            LockFile.from_json(json.dumps(changed))
     assert count > 500
     sound["plan"]["components"][0]["processes"][0]["local_rank"] = -1
     path = write(json.dumps(sound).encode(), "my lock.json")
     with pytest.raises(
-        roost.ConfigError, match="was changed after Roost wrote it: its checksum does not fit"
+        roost.ConfigError, match="was changed after Roost wrote it: its checksum does not match"
     ) as raised:
-        Lock.load(path)
+        LockFile.load(path)
     assert f"--lock '{path}' --relock" in str(raised.value)
 
 
 def test_white_space_of_a_lock_may_change():
     lock = lock_on(machines("ab"))
-    assert Lock.from_json(json.dumps(json.loads(lock.to_json()), indent=4)) == lock
-    assert Lock.from_json(lock.to_json().replace("\n", "\r\n")) == lock
+    assert LockFile.from_json(json.dumps(json.loads(lock.to_json()), indent=4)) == lock
+    assert LockFile.from_json(lock.to_json().replace("\n", "\r\n")) == lock
 
 
 def test_a_lock_that_is_not_there(tmp_path):
     with pytest.raises(roost.ConfigError, match="No such file"):
-        Lock.load(tmp_path / "job.lock.json")
+        LockFile.load(tmp_path / "job.lock.json")
 
 
 # What is there now ---------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_plan_writes_a_lock_and_says_where(write, tmp_path, capsys):
     path = tmp_path / "locks" / "job.lock.json"
     assert main(["plan", str(job), "--cluster", "2x2", "--set", "cluster.num_nodes=2", "--lock", str(path)]) == 0
     assert f"wrote {path}: 2 nodes x 2 GPUs, fingerprint " in capsys.readouterr().out
-    lock = Lock.load(path)
+    lock = LockFile.load(path)
     assert (lock.job_file, lock.job_hash) == ("../job.yaml", text_hash(job.read_bytes()))
     assert lock.settings == ("cluster.num_nodes=2",)
     text = path.read_text()
@@ -287,7 +287,7 @@ def test_plan_with_json_and_a_lock_prints_json_alone(write, tmp_path, capsys):
     path = tmp_path / "job.lock.json"
     assert main(["plan", str(write(JOB)), "--cluster", "2x2", "--json", "--lock", str(path)]) == 0
     printed = capsys.readouterr()
-    assert Plan.from_json(printed.out) == Lock.load(path).plan
+    assert Plan.from_json(printed.out) == LockFile.load(path).plan
     assert "wrote" in printed.err
 
 

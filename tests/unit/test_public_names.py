@@ -16,7 +16,7 @@ PLANNING = [
 ]  # fmt: skip
 BESIDE_THEM = [
     "AttestationError", "CallTimeoutError", "CheckpointError", "ClusterError", "ComponentPlan", "Config", "ConfigError", "EngineShare", "Finding", "GenerationError", "Hardware", "LaunchError",
-    "Layout", "Lock", "PlanDiff", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
+    "Layout", "LockFile", "PlanDiff", "Process", "ReservationError", "Sharding", "TensorShards", "TopologyError", "TransferPlan",
     "WeightTransport", "WorkerDiedError", "WorkerError", "__version__", "diff_plans", "plan_transfer", "register_accelerator",
     "draw_image", "draw_page", "resolve_layout", "stable_order_key",
 ]  # fmt: skip

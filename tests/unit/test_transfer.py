@@ -1,4 +1,4 @@
-"""Weight transfer: who sends what to whom, over which link."""
+"""Weight transfer: who sends what to whom, at which distance."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from roost import (
     Sharding,
     TensorShards,
     Topology,
+    WeightTransport,
     plan_transfer,
 )
-from roost.plan.weights import weight_flow
+from roost.plan.planned_schedules import plan_schedules
 from roost.report.weights import weight_lines
 
 ONE = Topology.parse("1x8")
@@ -50,7 +51,7 @@ def test_strided_engines_reach_the_smallest_share(actor_tp, rollout_tp):
     s = actor_tp // rollout_tp
     plan = plan_transfer(trainer(actor_tp), engines(rollout_tp, s))
     assert plan.cross_accelerator_share == (s - 1) / s
-    assert plan.bytes_by_link["network"] == 0
+    assert plan.bytes_by_distance["network"] == 0
 
 
 @pytest.mark.parametrize(("sizes", "share"), [((4, 2), 3 / 4), ((8, 2), 7 / 8), ((8, 4), 7 / 8)])
@@ -63,7 +64,7 @@ def test_after_a_gather_strided_engines_have_everything_on_their_own_accelerator
     s = actor_tp // rollout_tp
     strided = plan_transfer(trainer(actor_tp).gathered(s), engines(rollout_tp, s))
     assert strided.cross_accelerator_share == 0
-    assert strided.bytes_by_link == {"same": strided.total_bytes, "node": 0, "network": 0}
+    assert strided.bytes_by_distance == {"same": strided.total_bytes, "node": 0, "network": 0}
     plain = plan_transfer(trainer(actor_tp).gathered(s), engines(rollout_tp, 1))
     assert (plain.cross_accelerator_share > 0) == (rollout_tp > 1)
 
@@ -85,9 +86,8 @@ def test_the_real_placement_is_the_strided_one(job, actor_tp, rollout_tp):
     assert sides["rollout"].locations == engines(rollout_tp, s).locations
     assert plan_transfer(sides["actor"], sides["rollout"]).cross_accelerator_share == (s - 1) / s
     assert plan_transfer(sides["actor"].gathered(s), sides["rollout"]).cross_accelerator_share == 0
-    flow = weight_flow(Plan.resolve(config, ONE))
-    assert flow is not None
-    assert flow.cross_accelerator_share == (s - 1) / s
+    (planned,) = plan_schedules(Plan.resolve(config, ONE))
+    assert planned.schedule.transfer.cross_accelerator_share == (s - 1) / s
 
 
 def test_who_sends_what_in_detail():
@@ -95,7 +95,7 @@ def test_who_sends_what_in_detail():
     assert plan.for_target(0) == [("w", 0, ((0, 2),), "same"), ("w", 1, ((2, 4),), "node")]
     assert plan.for_target(2) == [("w", 0, ((0, 2),), "node"), ("w", 1, ((2, 4),), "same")]
     move = plan.for_source(1)[0]
-    assert (move.tensor, move.rank, move.box, move.link) == ("w", 2, ((2, 4),), "same")
+    assert (move.tensor, move.rank, move.box, move.distance) == ("w", 2, ((2, 4),), "same")
     assert {move.rank for rank in range(8) for move in plan.for_source(rank)} == set(range(8))
 
 
@@ -131,7 +131,7 @@ def test_a_scalar_and_a_tensor_without_elements():
     assert plan.for_target(1)[0].box == ()
     assert plan.total_bytes == 8
     nothing = plan_transfer(side(), side())
-    assert (nothing.total_bytes, nothing.cross_accelerator_share, nothing.pieces) == (0, 0.0, ())
+    assert (nothing.total_bytes, nothing.cross_accelerator_share, nothing.parts) == (0, 0.0, ())
     assert nothing.summary() == ["0 tensors, 0 B to 1 rank"]
 
 
@@ -184,7 +184,7 @@ def test_axes_in_a_rank():
 def test_processes_without_accelerators_are_near_on_a_node_only():
     source = side(*weights(), locations=[(0, -1)])
     target = side(*weights(), dp=2, locations=[(0, -1), (1, -1)])
-    assert plan_transfer(source, target).bytes_by_link == {"same": 0, "node": 8, "network": 8}
+    assert plan_transfer(source, target).bytes_by_distance == {"same": 0, "node": 8, "network": 8}
 
 
 def test_unknown_locations_are_network():
@@ -203,7 +203,7 @@ def test_those_on_the_node_take_turns_before_any_other():
     target = Sharding(weights(), dp=4, locations=((0, 2), (0, 3), (0, 4), (0, 5)))
     plan = plan_transfer(source, target)
     assert [plan.for_target(rank)[0].rank for rank in range(4)] == [0, 1, 0, 1]
-    assert plan.bytes_by_link == {"same": 0, "node": 32, "network": 0}
+    assert plan.bytes_by_distance == {"same": 0, "node": 32, "network": 0}
 
 
 # Size -------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ def test_a_large_plan_holds_few_objects():
     source = Sharding(model(8), tp=8, pp=8, dp=16, locations=[(rank // 8, rank % 8) for rank in range(1024)])
     target = Sharding(model(1), tp=4, dp=256, order="tp-pp-dp", locations=source.locations)
     plan = plan_transfer(source, target)
-    routes = {id(piece.routes): piece.routes for piece in plan.pieces}
-    assert len(plan.pieces) < 20_000  # 1,024 ranks get two million parts and more
+    routes = {id(part.routes): part.routes for part in plan.parts}
+    assert len(plan.parts) < 20_000  # 1,024 ranks get two million parts and more
     assert sum(len(way) for way in routes.values()) < 4_000
-    assert len({id(piece.box) for piece in plan.pieces}) < 200
+    assert len({id(part.box) for part in plan.parts}) < 200
     assert plan.total_bytes == 256 * (750 + 250 * 4) * 1024 * 1024 * 2
     for rank in (0, 513, 1023):
         moves = plan.for_target(rank)
@@ -235,15 +235,15 @@ def test_tensors_that_go_the_same_way_share_their_routes():
     tensors = tuple(TensorShards(name, (8, 4), "float32", 0) for name in ("q", "k", "v"))
     plan = plan_transfer(trainer(4, tensors=tensors), engines(2, 2, tensors=tensors))
     by_class = {}
-    for piece in plan.pieces:
-        by_class.setdefault((piece.source_tp, piece.target_tp), set()).add(id(piece.routes))
-    assert len(plan.pieces) == 3 * 4
+    for part in plan.parts:
+        by_class.setdefault((part.source_tp, part.target_tp), set()).add(id(part.routes))
+    assert len(plan.parts) == 3 * 4
     assert all(len(objects) == 1 for objects in by_class.values())
 
 
 def test_regular_placements_need_a_route_or_two():
     plan = plan_transfer(trainer(8, gpus=512), engines(2, 4, gpus=512))
-    assert max(len(piece.routes) for piece in plan.pieces) <= 4
+    assert max(len(part.routes) for part in plan.parts) <= 4
 
 
 def test_summary():
@@ -276,19 +276,19 @@ def T(name="w", shape=(8, 8), dtype="float32", dim: int | None = None, **more): 
 @pytest.mark.parametrize(
     ("source", "target", "code", "text"),
     [
-        (side(), side(T("a.weight")), "S101", "a.weight: the target has it, and the source has not"),
-        (side(T("b")), side(), "S101", "b: the source has it, and the target has not"),
+        (side(), side(T("a.weight")), "S101", "a.weight: the target has this tensor, and the source does not"),
+        (side(T("b")), side(), "S101", "b: the source has this tensor, and the target does not"),
         (side(T()), side(T(shape=(8, 4))), "S102", "w: its shape is (8, 8) in the source and (8, 4) in the target"),
         (side(T()), side(T(dtype="bfloat16")), "S103", "float32 in the source and bfloat16 in the target"),
-        (side(T(dim=0, slices=((0, 3), (4, 7))), tp=2), side(T()), "S105", "nobody holds 3 to 4, 7 to 8 of dimension 0"),
+        (side(T(dim=0, slices=((0, 3), (4, 7))), tp=2), side(T()), "S105", "no rank holds 3 to 4, 7 to 8 of dimension 0"),
         (side(T(dim=0), tp=3), side(T()), "S106", "source: w: dimension 0 of (8, 8) cannot be cut into 3 equal parts"),
         (side(T()), side(T(dim=1), tp=5), "S106", "target: w: dimension 1 of (8, 8) cannot be cut into 5"),
         (side(T()), side(T(dim=0, slices=((0, 9),))), "S107", "(0, 9) of tp 0"),
-        (side(T()), side(T(dim=0, slices=((4, 2),))), "S107", "backwards: (4, 2) of tp 0"),
+        (side(T()), side(T(dim=0, slices=((4, 2),))), "S107", "reversed: (4, 2) of tp 0"),
         (side(T()), side(T(dim=0, slices=((0, 8),)), tp=2), "S107", "1 slice for 2 tensor-parallel ranks"),
         (side(T()), side(T(dim=2)), "S107", "(8, 8) has no dimension 2"),
         (side(T()), side(T(dim=-1)), "S107", "no dimension -1"),
-        (side(T()), side(T(slices=((0, 8),))), "S107", "it has slices, and no dimension"),
+        (side(T()), side(T(slices=((0, 8),))), "S107", "it has slices, but no dimension"),
         (side(T(), dp=2, locations=[(0, 0)]), side(T()), "S108", "source: 1 location for 2 ranks"),
         (side(T()), side(T(), tp=0), "S109", "target: tp is 0"),
         (side(T()), side(T(), dp=True), "S109", "target: dp is True"),
@@ -307,7 +307,7 @@ def test_an_unknown_dtype_is_refused_on_both_sides():
 
 
 def test_a_negative_shape_is_refused():
-    assert "no shape" in refused(lambda: plan_transfer(side(T(shape=(-1,))), side(T(shape=(-1,)))), "S107", "S107")
+    assert "not a shape" in refused(lambda: plan_transfer(side(T(shape=(-1,))), side(T(shape=(-1,)))), "S107", "S107")
 
 
 def test_all_problems_at_once():
@@ -316,14 +316,14 @@ def test_all_problems_at_once():
     text = refused(
         lambda: plan_transfer(source, target), "S101", "S101", "S102", "S103", "S106", "S107", "S108"
     )  # fmt: skip
-    assert "help: is it this one    a" in text
+    assert "help: did you mean    a" in text
 
 
 def test_gathers_that_cannot_be():
     assert "groups of 3" in refused(lambda: side(T(dim=0), tp=4).gathered(3), "S109")
     refused(lambda: side(T(dim=0), tp=4).gathered(0), "S109")
     apart = T(dim=0, slices=((0, 2), (4, 6), (2, 4), (6, 8)))
-    assert "do not touch" in refused(lambda: side(apart, tp=4).gathered(2), "S109")
+    assert "are not contiguous" in refused(lambda: side(apart, tp=4).gathered(2), "S109")
     refused(lambda: side(T(dim=0), tp=3).gathered(3), "S106")
 
 
@@ -334,7 +334,7 @@ def test_gathered_slices():
     assert side(T(dim=0), tp=4).gathered(4).tensors[0].slices == ((0, 8),) * 4
 
 
-# The flow of a plan -----------------------------------------------------------------------
+# The schedules of a plan ------------------------------------------------------------------
 
 
 def resolve(placements, cluster=None, topology="1x8", **sections):
@@ -349,45 +349,62 @@ def sizes(actor_tp=1, rollout_tp=1, actor_pp=1, rollout_pp=1):
     }
 
 
-def share_of(flow, rank, link):
-    units = Counter()
-    for move in flow.for_target(rank):
-        units[move.link] += move.box[0][1] - move.box[0][0]
-    return Fraction(units[link], sum(units.values()))
+def schedule_of(plan):
+    (planned,) = plan.weight_schedules
+    return planned.schedule
 
 
-def test_flow_with_pipeline_stages():
+def share_of(schedule, receiver, distance):
+    found = [entry for entry in schedule.entries if entry.receiver == receiver]
+    return Fraction(sum(e.nbytes for e in found if e.distance == distance), sum(e.nbytes for e in found))
+
+
+def test_schedule_with_pipeline_stages():
     plan = resolve({"actor,rollout": "0-7"}, {"placement_mode": "collocated"}, **sizes(2, 2, actor_pp=2))
-    flow = weight_flow(plan)
-    assert (flow.source.tp, flow.source.pp, flow.source.dp) == (2, 2, 2)
-    assert [tensor.name for tensor in flow.source.tensors] == ["weights.0", "weights.1"]
+    schedule = schedule_of(plan)
+    assert (schedule.source.tp, schedule.source.pp, schedule.source.dp) == (2, 2, 2)
+    assert [tensor.name for tensor in schedule.source.tensors] == ["stage 0", "stage 1"]
     # Megatron's order: the first stage is on GPUs 0-3, the second on 4-7.
-    assert [share_of(flow, rank, "same") for rank in range(8)] == [Fraction(1, 2)] * 8
+    assert [share_of(schedule, receiver, "same") for receiver in range(4)] == [Fraction(1, 2)] * 4
     assert roost.Plan.from_json(plan.to_json()) == plan
 
 
-def test_flow_to_engines_with_pipeline_stages():
+def test_engines_with_pipeline_stages_receive_everything_in_their_first_process():
     plan = resolve({"actor": "0-3", "rollout": "4-7"}, {"placement_mode": "disaggregated"}, **sizes(2, 2, 1, 2))
-    flow = weight_flow(plan)
-    assert (flow.target.tp, flow.target.pp, flow.target.dp) == (2, 2, 1)
-    assert flow.bytes_by_link["node"] == flow.total_bytes
+    (planned,) = plan.weight_schedules
+    transfer = planned.schedule.transfer
+    assert planned.receivers == (("rollout", 0),)
+    assert transfer.bytes_by_distance["node"] == transfer.total_bytes
+    assert {entry.transport for entry in planned.schedule.entries} == {WeightTransport.BROADCAST}
 
 
-def test_engines_whose_size_is_not_said_are_one_group_per_process():
-    flow = weight_flow(resolve({"actor": "0-3", "rollout": "4-7:0-1"}))
-    assert (flow.source.tp, flow.source.dp, flow.target.tp, flow.target.dp) == (1, 4, 2, 2)
+def test_an_engine_takes_a_whole_tensor_from_one_of_several_trainers_on_its_accelerators():
+    plan = resolve({"actor": "0-3", "rollout": "0-3:0-1"})
+    assert [(e.sender, e.receiver, e.distance) for e in schedule_of(plan).entries] == [(0, 0, "same"), (2, 1, "same")]
+    assert weight_lines(plan, plan.process("actor[0]")) == ["to rollout[0] on the same GPU"]
+    assert weight_lines(plan, plan.process("actor[1]")) == ["none to rollout: other ranks are as near"]
 
 
-def test_an_engine_of_several_processes_is_one_replica():
+def test_an_engine_of_several_processes_receives_in_its_first_one():
     plan = resolve({"actor": "0-15", "rollout": "0-15:0-1"}, topology="2x8", **sizes(8, 16))
-    assert weight_flow(plan) is None  # 8 GPUs are half an engine of 16
     actor, rollout = plan.components
     plan = replace(plan, components=(actor, replace(rollout, processes_per_engine=2)))
-    flow = weight_flow(plan)
-    assert (flow.target.tp, flow.target.dp) == (16, 1)
-    assert weight_lines(plan, plan.process("actor[15]")) == [
-        "to rollout[1] on the same GPU, to rollout[1] on other GPUs of the node"
+    (planned,) = plan.weight_schedules
+    assert planned.receivers == (("rollout", 0),)
+    assert weight_lines(plan, plan.process("actor[1]")) == ["to rollout[0] on the same GPU"]
+    assert weight_lines(plan, plan.process("actor[15]")) == ["none to rollout: other ranks are as near"]
+    assert weight_lines(plan, plan.process("rollout[1]")) == [
+        "rollout[0] receives for the engine: all from the same GPU"
     ]
+
+
+def test_engines_that_join_broadcasts_have_a_schedule_of_their_own():
+    plan = resolve({"actor": "0-3", "rollout": "2-5:0-1"}, topology="1x6")
+    near, far = plan.weight_schedules
+    assert (near.receivers, far.receivers) == ((("rollout", 0),), (("rollout", 1),))
+    assert plan.transport_shares("rollout", 0) == {WeightTransport.IPC: 1}
+    assert plan.transport_shares("rollout", 1) == {WeightTransport.BROADCAST: 1}
+    assert weight_lines(plan, plan.process("actor[0]")) == ["to rollout[1] on other GPUs of the node"]
 
 
 @pytest.mark.parametrize(
@@ -396,14 +413,12 @@ def test_an_engine_of_several_processes_is_one_replica():
         resolve({"rollout": "0-7"}),
         resolve({"actor": "0-7"}),
         resolve({"actor": "0-4", "rollout": "5-7"}, **sizes(2)),  # 5 ranks, tp 2
-        resolve({"actor": "0-3", "rollout": "4-7"}, **sizes(1, 2)),  # one GPU each, tp 2
-        resolve({"actor": "0-3", "rollout": "4-5:0,6:1"}),  # engines of two and of one
         resolve({"actor": "0-3", "rollout": "4-7"}, {"auto_scheduler": True}, **sizes(2, 2)),
         resolve({"actor": "0-3", "a2": {"placement": "4-5", "role": "actor"}, "rollout": "6-7"}),
     ],
 )
 def test_what_a_plan_does_not_say_is_not_made_up(plan):
-    assert weight_flow(plan) is None
+    assert plan.weight_schedules == ()
     for component in plan.components:
         assert weight_lines(plan, plan.process(component.name, 0)) == []
 
@@ -418,7 +433,7 @@ def test_lines_of_a_collocated_job():
 
 def test_lines_of_an_unstrided_job():
     plan = resolve({"actor": "0-7", "rollout": "0-7:0-3"}, **sizes(4, 2))
-    assert weight_lines(plan, plan.process("rollout[0]")) == ["1/4 from the same GPU, 3/4 from other GPUs of the node"]
+    assert weight_lines(plan, plan.process("rollout[0]")) == ["1/2 from the same GPU, 1/2 from other GPUs of the node"]
 
 
 def test_lines_for_several_rollouts_and_for_processes_without_accelerators():
@@ -439,9 +454,9 @@ def test_a_rank_that_reads_several_accelerators_gets_what_is_there_from_there() 
     whole = TensorShards("t", (8,), "float32")
     source = Sharding([tensor], tp=2, dp=2, locations=[(0, 0), (0, 1), (0, 2), (0, 3)])
     at = {"dp": 2, "locations": [(0, 0), (0, 2)]}
-    assert plan_transfer(source, Sharding([whole], **at)).bytes_by_link == {"same": 32, "node": 32, "network": 0}
+    assert plan_transfer(source, Sharding([whole], **at)).bytes_by_distance == {"same": 32, "node": 32, "network": 0}
     both = plan_transfer(source, Sharding([whole], **at, reachable=[(0, 1), (2, 3)]))
-    assert both.bytes_by_link == {"same": 64, "node": 0, "network": 0}
+    assert both.bytes_by_distance == {"same": 64, "node": 0, "network": 0}
     assert [move.rank for move in both.for_target(1)] == [2, 3]
     with pytest.raises(PlacementError, match="1 entry of reachable for 2 ranks") as caught:
         plan_transfer(source, Sharding([whole], **at, reachable=[(0,)]))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from roost.errors import RolloutError
 from roost.plan import Sharding, TensorShards
-from roost.plan.shards import spans_of
+from roost.plan.shards import intervals_of
 from roost.weights.checkpoint import read_checkpoint
 from roost.weights.files import FileWriter, discard_version, publish_version
 from roost.weights.shard_files import INDEX_NAME, plan_files
@@ -35,7 +35,7 @@ def own_part(side: Sharding, rank: int, tensors: Mapping[str, torch.Tensor]) -> 
     for shards in side.tensors:
         own[shards.name] = tensor = tensors[shards.name]
         if shards.dim is not None:
-            start, stop = spans_of(shards, side.tp)[side.coordinates(rank)[0]]
+            start, stop = intervals_of(shards, side.tp)[side.coordinates(rank)[0]]
             own[shards.name] = tensor.narrow(shards.dim, start, stop - start)
     return own
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
-from roost.plan.shards import spans_of
+from roost.plan.shards import intervals_of
 from roost.weights.collective import _buckets
 from roost.weights.endpoints import WeightReceiver, WeightSender
 from roost.weights.files import publish_version
@@ -51,7 +51,7 @@ def own_part(side: Sharding, rank: int, tensors: Mapping[str, torch.Tensor]) -> 
             continue
         tensor = tensors[shards.name]
         if shards.dim is not None:
-            start, stop = spans_of(shards, side.tp)[tp]
+            start, stop = intervals_of(shards, side.tp)[tp]
             tensor = tensor.narrow(shards.dim, start, stop - start)
         own[shards.name] = tensor.clone()
     return own

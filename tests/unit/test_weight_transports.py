@@ -1,4 +1,4 @@
-"""Which way weights go: by where both sides are, and by what an engine's processes can do."""
+"""The transport of weights: by the places of both sides, and by what an engine's processes can do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from roost.errors import RolloutError
 from roost.placement import Placement
-from roost.plan import Plan, Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.plan import Plan, Sharding, TensorShards, WeightTransport
 from roost.topology import Topology
-from roost.weights.streams import WeightDescription, WeightStream, make_streams
-from roost.weights.transports import TransportSelector, group_engines
+from roost.weights.streams import WeightDescription, WeightStream
+from roost.weights.transports import EngineTransfer, group_receivers
 from roost.worker.deadline import Deadline
 
 TENSORS = (TensorShards("a", (8, 4), "float32"), TensorShards("b", (4,), "float32"))
@@ -57,14 +57,9 @@ def described(*gpus: str, broadcast: str = "", **more: Any) -> WeightDescription
 def streams_of(engines: list[Known], gpus: list[tuple[str, ...]], source: Sharding = TRAINER) -> list[WeightStream]:
     made: list[WeightStream] = []
     first = 0
-    for targets in group_engines(engines, source, Deadline(60.0)):
-        selector = TransportSelector(targets, source, gpus)
-        flow = plan_transfer(selector.source, targets.sharding())
-        made += [
-            selector.with_process_group(stream, first)
-            for stream in make_streams(flow, selector.transport, f"c{first}", first)
-        ]
-        first += len(targets.members)
+    for group in group_receivers(engines, source, Deadline(60.0)):
+        made += EngineTransfer(group, source, gpus).streams(f"c{first}", first)
+        first += len(group.members)
     return made
 
 
@@ -114,7 +109,7 @@ def test_processes_that_take_whole_tensors_get_no_parts() -> None:
 def test_members_that_do_not_fit_the_cut_are_refused() -> None:
     odd = Known("odd", (0, 0), IPC, described(tensor_parallel=3))
     with pytest.raises(RolloutError, match="shards its tensors over 3 members, but it has 1"):
-        group_engines([odd], TRAINER, Deadline(60.0))
+        group_receivers([odd], TRAINER, Deadline(60.0))
 
 
 @pytest.mark.parametrize(

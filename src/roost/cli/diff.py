@@ -135,9 +135,9 @@ def _read(args: Namespace, name: str) -> _Side | None:
         from roost.plan import Plan
 
         return _Side(name, Plan.from_json(kept.string + rest))
-    from roost.plan.lock import Lock
+    from roost.plan.lock_file import LockFile
 
-    lock = Lock.load(name)
+    lock = LockFile.load(name)
     return _Side(name, lock.plan, lock.uuids)
 
 

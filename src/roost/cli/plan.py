@@ -61,7 +61,7 @@ def run(args: Namespace) -> int:
         print_notes(findings)
     _write_pictures(args, plan, findings)
     if args.lock:
-        from roost.cli.locks import write_lock
+        from roost.cli.lock_files import write_lock
 
         write_lock(args.lock, plan, args, findings=findings)
     return 1 if print_problems(findings) else 0

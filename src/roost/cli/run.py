@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
-from roost.cli.locks import KeptPlan
+from roost.cli.lock_files import KeptPlan
 from roost.cli.output import print_notes, print_problems, print_view
 from roost.cli.signals import ignore_stop_signals, one_stop_signal
 from roost.config import Job, read_job

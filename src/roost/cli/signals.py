@@ -1,9 +1,9 @@
-"""Commands that SIGTERM or SIGINT stops: they close what they have opened, and exit with 143 or 130."""
+"""SIGTERM and SIGINT stop a command: it closes what it has opened, and exits with 143 or 130."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,22 +15,24 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Makes SIGTERM and SIGINT raise ``KeyboardInterrupt`` in the main thread, as a context manager.
+    """Context manager in which SIGTERM and SIGINT raise ``KeyboardInterrupt`` in the main thread.
 
-    A signal that was ignored when this process started stays ignored. In other threads than the main one, nothing is
-    changed.
+    A signal that was ignored when this process started stays ignored. In a thread other than the main thread this
+    does nothing.
+
+    Attributes:
+        received: The number of the first signal; 0 before one arrives.
     """
 
     received = 0
-    """The number of the first signal; 0 before."""
     is_one_enough = False
     """Whether signals after the first do nothing; see :func:`one_stop_signal`."""
 
     def __enter__(self) -> StopSignals:
         self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in _STOP_SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                with contextlib.suppress(ValueError):  # Python sets handlers in the main thread only
                     self._before[number] = signal.signal(number, self._stop)
         return self
 
@@ -40,7 +42,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a process that the signal stopped."""
+        """The exit code of a process that the signal stopped: 128 and the number of the signal."""
         return 128 + (self.received or signal.SIGINT)
 
     @property
@@ -72,7 +74,7 @@ def one_stop_signal() -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """Let further signals do nothing, for the time of closing: a launcher and a terminal often send the same one."""
+    """Ignore further stop signals while a command closes: a launcher and a terminal often send the same signal twice."""
     for number in _STOP_SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), StopSignals):
             signal.signal(number, lambda number, frame: None)

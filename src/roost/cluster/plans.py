@@ -13,7 +13,7 @@ from roost.cluster.manager_calls import ask_managers
 from roost.cluster.nodes import NodeInfo
 from roost.placement import PlacementMode
 from roost.plan import ComponentPlan, Plan
-from roost.plan.machines import device_uuids
+from roost.plan.node_changes import accelerator_uuids
 from roost.topology import NodeGroup, Topology
 
 __all__ = ["LivePlan", "live_plan", "pack_plan"]
@@ -63,11 +63,11 @@ def live_plan(managers: ray.actor.ActorHandle[Any], timeout_s: float = 30.0) -> 
     mode = modes.pop() if len(modes) == 1 else PlacementMode.HYBRID
     ordered = tuple(components[name] for name in sorted(components))
     plan = Plan(topology.adding(groups.values()), ordered, mode)
-    return LivePlan(plan, device_uuids(_Measured(topology, nodes)))
+    return LivePlan(plan, accelerator_uuids(_Measured(topology, nodes)))
 
 
 class _Measured:
-    """The nodes of a running job, as :func:`~roost.plan.machines.device_uuids` reads them from a cluster."""
+    """The nodes of a running job, as :func:`~roost.plan.node_changes.accelerator_uuids` reads them from a cluster."""
 
     def __init__(self, topology: Topology, nodes: Sequence[NodeInfo]) -> None:
         self.topology = topology

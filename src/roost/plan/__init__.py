@@ -1,4 +1,4 @@
-"""A whole job resolved: who lives where, with which environment, and what is wrong with that."""
+"""A resolved job: the place, environment and weight transport of every process, and the checks of all that."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Most commands plan no transfer, and start sooner without it.
+    # Loaded on first use: most commands plan no transfer.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from roost.plan import transfer

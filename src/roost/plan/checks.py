@@ -1,4 +1,4 @@
-"""What can be resolved but should not be launched, and what is worth knowing."""
+"""Checks of a resolved plan: problems that forbid a launch, and notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLACK = 1e-6
 
 
 def check_plan(plan: Plan) -> list[Finding]:
-    """All findings, problems first."""
+    """Return all findings, problems first."""
     findings = [*_check_accelerators(plan), *_check_cpus(plan), *plan.notes, *_check_components(plan)]
     return sorted(findings, key=lambda finding: (not finding.is_problem, finding.code))
 
@@ -35,7 +35,7 @@ def _check_accelerators(plan: Plan) -> Iterator[Finding]:
             f"{len(idle):,} of {counted(total, plan.topology.noun)} are idle: {_places(idle, plan.topology.noun)}",
         )
     if plan.mode is PlacementMode.AUTO:
-        yield _note("N112", "auto: the actor may grow over all accelerators, so nothing is added up on them")
+        yield _note("N112", "auto: the actor may grow over all accelerators, so shares and memory are not checked")
         return
     undeclared: dict[str, int] = {}
     for crowd in sorted(where):
@@ -50,14 +50,14 @@ def _check_accelerators(plan: Plan) -> Iterator[Finding]:
         at for places in where.values() for at in places if plan.topology.nodes[at[0]].accelerator_memory_gib is None
     ]
     if unknown and any(component.memory_gib is not None for component in plan.components):
-        message = f"{_places(sorted(unknown), plan.topology.noun)}: memory_gib cannot be checked: the cards' memory is not known"
-        yield _note("N107", message, (Fix("say it in a cluster file", "accelerators: {count: 8, memory_gib: 80}"),))
+        message = f"{_places(sorted(unknown), plan.topology.noun)}: memory_gib cannot be checked: the memory of these accelerators is unknown"
+        yield _note("N107", message, (Fix("declare it in a cluster file", "accelerators: {count: 8, memory_gib: 80}"),))
     if undeclared:
         names = ", ".join(undeclared)
         most = max(undeclared.values())
         yield _note(
             "N103",
-            f"{names}: shared GPUs (up to {most:,}), and no gpu_share is declared: nothing is added up for them",
+            f"{names}: shared GPUs (up to {most:,}) without a declared gpu_share: their shares are not checked",
             (Fix("for example", "gpu_share: 0.8"),),
         )
 
@@ -84,17 +84,17 @@ def _check_memory(plan: Plan, members: list[tuple[ComponentPlan, int]], at: list
     total = sum(need * n for _, need, n in needs)
     if not needs:
         return
-    by_card: dict[float | None, list[tuple[int, int]]] = {}
+    by_memory: dict[float | None, list[tuple[int, int]]] = {}
     for place in at:
-        by_card.setdefault(plan.topology.nodes[place[0]].accelerator_memory_gib, []).append(place)
-    for card, places in by_card.items():
-        if card is not None and total > card + _SLACK:
+        by_memory.setdefault(plan.topology.nodes[place[0]].accelerator_memory_gib, []).append(place)
+    for memory_gib, places in by_memory.items():
+        if memory_gib is not None and total > memory_gib + _SLACK:
             largest = max(
                 (c for c, _ in members if c.memory_gib is not None), key=lambda c: (c.memory_gib or 0.0, c.name)
             )
             yield Finding(
                 "K102",
-                f"{_places(places, plan.topology.noun)}: {total:g} GiB on a card of {card:g} GiB: {_sum_text(needs)}",
+                f"{_places(places, plan.topology.noun)}: {total:g} GiB on an accelerator with {memory_gib:g} GiB: {_sum_text(needs)}",
                 largest.places.get("memory_gib"),
                 context=(f"cluster: {plan.topology.describe()}",),
                 rule="memory_gib of all processes on a GPU fits its memory",
@@ -112,22 +112,22 @@ def _check_cpus(plan: Plan) -> Iterator[Finding]:
             on_node[index] = on_node.get(index, 0) + 1
     unknown = [rank for rank in sorted(wanted) if plan.topology.nodes[rank].cpus is None]
     if unknown:
-        message = f"{_nodes(unknown)}: cpus cannot be checked: the nodes' CPUs are not known"
-        yield _note("N113", message, (Fix("say it in a cluster file", "cpus: 128"),))
+        message = f"{_nodes(unknown)}: cpus cannot be checked: the number of CPUs is unknown"
+        yield _note("N113", message, (Fix("declare it in a cluster file", "cpus: 128"),))
     short: dict[tuple[float, tuple[tuple[int, int], ...]], list[int]] = {}
-    for rank, counts in sorted(wanted.items()):
-        there = plan.topology.nodes[rank].cpus
-        if there is not None:
-            short.setdefault((there, tuple(sorted(counts.items()))), []).append(rank)
-    for (there, company), ranks in short.items():
-        parts = [(plan.components[i].name, plan.components[i].cpus or 0.0, n) for i, n in company]
+    for rank, on_node in sorted(wanted.items()):
+        available = plan.topology.nodes[rank].cpus
+        if available is not None:
+            short.setdefault((available, tuple(sorted(on_node.items()))), []).append(rank)
+    for (available, counts), ranks in short.items():
+        parts = [(plan.components[i].name, plan.components[i].cpus or 0.0, n) for i, n in counts]
         total = sum(cpus * n for _, cpus, n in parts)
-        if total <= there + _SLACK:
+        if total <= available + _SLACK:
             continue
-        most = max((plan.components[i] for i, _ in company), key=lambda c: ((c.cpus or 0.0) * c.world_size, c.name))
+        most = max((plan.components[i] for i, _ in counts), key=lambda c: ((c.cpus or 0.0) * c.world_size, c.name))
         yield Finding(
             "K103",
-            f"{_nodes(ranks)}: {total:g} CPUs are wanted and {there:g} are there: {_sum_text(parts)}",
+            f"{_nodes(ranks)}: {total:g} CPUs are requested and {available:g} are available: {_sum_text(parts)}",
             most.places.get("cpus"),
             rule="cpus of all processes on a node fit its CPUs",
             fixes=(Fix("fewer CPUs per process, or fewer processes"),),
@@ -169,7 +169,10 @@ def _check_tensor_parallel(component: ComponentPlan) -> Iterator[Finding]:
         yield _note(
             "N109",
             f"{component.name}: tensor_parallel_size is {tp}, but a process has {counted(per_process, 'GPU')}",
-            (Fix("let the sizes decide", "placement_mode: collocated"), Fix("or spell it out", "rollout: 0-7:0-3")),
+            (
+                Fix("derive engines from the sizes", "placement_mode: collocated"),
+                Fix("or place them", "rollout: 0-7:0-3"),
+            ),
         )
         return
     size = tp // per_process
@@ -190,7 +193,7 @@ def _check_models(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
     models = sorted({(nodes[rank].accelerator_type.name, nodes[rank].accelerator_model) for rank in ranks})
     if len(models) > 1:
         names = ", ".join(model or vendor for vendor, model in models)
-        yield _note("N106", f"{component.name}: its GPUs are of different kinds: {names}")
+        yield _note("N106", f"{component.name}: its GPUs are of different models: {names}")
 
 
 def _check_transports(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
@@ -198,9 +201,12 @@ def _check_transports(plan: Plan, component: ComponentPlan) -> Iterator[Finding]
     if len(found) > 1:
         between = "; " if any("," in text for text in found) else ", "
         counts = between.join(f"{count:,} by {text}" for text, count in sorted(found.items()))
-        yield _note("N104", f"{component.name}: weights reach its processes in different ways: {counts}")
+        yield _note("N104", f"{component.name}: weights reach its processes by different transports: {counts}")
     if WeightTransport.FILE in component.transports:
-        yield _note("N110", f"{component.name}: other accelerators than the trainer's: weights go through files")
+        yield _note(
+            "N110",
+            f"{component.name}: its accelerators are of another vendor than the trainer's, so weights go through files",
+        )
 
 
 def _crowded_accelerators(plan: Plan) -> dict[int, list[tuple[int, int]]]:
@@ -215,7 +221,7 @@ def _crowded_accelerators(plan: Plan) -> dict[int, list[tuple[int, int]]]:
 
 def _double_ranks(plan: Plan, component: ComponentPlan, at: list[tuple[int, int]]) -> Finding:
     message = (
-        f"{component.name}: several of its ranks are on one GPU ({_places(at, plan.topology.noun)}): NCCL refuses that"
+        f"{component.name}: several of its ranks share one GPU ({_places(at, plan.topology.noun)}), which NCCL refuses"
     )
     return _note("N111", message, (Fix("one process per GPU", f"{component.name}: 0-7"),))
 
@@ -233,7 +239,7 @@ def _nodes(ranks: list[int]) -> str:
 
 
 def _places(at: list[tuple[int, int]], noun: str) -> str:
-    """``nodes 0-3 GPU 4-7``: nodes with the same local ranks are said together."""
+    """Return such as ``nodes 0-3 GPU 4-7``. Nodes with the same local ranks share an entry."""
     by_node: dict[int, list[int]] = {}
     for node, local in at:
         by_node.setdefault(node, []).append(local)

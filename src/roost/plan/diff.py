@@ -1,4 +1,4 @@
-"""``diff_plans``: what changes from one plan to another, process by process."""
+"""``diff_plans``: compare two plans process by process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from roost.errors import counted
 from roost.placement import Placement
-from roost.plan.machines import MachineChange, Uuids, compare_machines
+from roost.plan.node_changes import NodeChange, NodeUuids, compare_nodes
 from roost.plan.plan import ENGINE, ComponentPlan, Plan
 from roost.topology import Topology
 
@@ -18,10 +18,10 @@ __all__ = ["PlanDiff", "ProcessChange", "diff_plans"]
 FORMAT = "roost.diff/1"
 
 Details = Mapping[str, tuple[Any, Any]]
-"""What changed → its value before and after; ``None`` where it was not said."""
+"""Name of what changed → its value before and after; ``None`` for a value that was not set."""
 
 PLACE = ("node", "accelerators", "hardware")
-"""The details that make a process a moved one."""
+"""A process moved if one of these details changed."""
 
 _FOLLOWS = {
     "placement_node_rank": "NODE_RANK",
@@ -31,19 +31,19 @@ _FOLLOWS = {
     "isolate_accelerator": "sees only its own accelerators",
     "node_group_label": "node group",
 }
-"""Fields of a placement and what people call them, beside the place itself."""
+"""Other fields of a placement, and their names in a diff."""
 
 
 class ProcessChange(NamedTuple):
     """One process that was added (``+``), changed (``~``) or removed (``-``).
 
     Attributes:
-        sign: Which of the three.
-        component: The name of its component.
+        sign: ``+``, ``~`` or ``-``.
+        component: Name of its component.
         rank: Its rank.
-        before: Where it lives in the first plan.
-        after: Where it lives in the second.
-        details: For a changed process, what changed. Processes with the same changes may share it.
+        before: Its placement in the first plan.
+        after: Its placement in the second plan.
+        details: What changed, for a changed process. Processes with the same changes may share this object.
     """
 
     sign: Literal["+", "~", "-"]
@@ -55,50 +55,50 @@ class ProcessChange(NamedTuple):
 
     @property
     def is_moved(self) -> bool:
-        """Whether it changed its node or its accelerators."""
+        """Whether its node, its accelerators or its hardware changed."""
         return not self.details.keys().isdisjoint(PLACE)
 
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What changes from one plan to another.
+    """The differences between two plans.
 
     Attributes:
-        processes: Every process that is not the same, by component and rank.
-        components: Component → what changed of it as a whole: sizes, role; only of those in both plans.
-        machines: How the machines differ.
-        mode: The modes before and after, where they differ.
-        now_cross: Tensor-parallel groups that cross nodes and did not, as (component, first and last rank).
-        no_longer_cross: Those that did and do not.
+        processes: Every process that differs, by component and rank.
+        components: Component → what changed for the component as a whole (sizes, role), for components in both plans.
+        nodes: How the nodes differ.
+        mode: The placement modes before and after, if they differ.
+        now_cross: Tensor-parallel groups that newly cross nodes, as (component, first rank, last rank).
+        no_longer_cross: Tensor-parallel groups that crossed nodes in the first plan only.
     """
 
     processes: tuple[ProcessChange, ...] = ()
     components: Mapping[str, Details] = field(default_factory=dict)
-    machines: tuple[MachineChange, ...] = ()
+    nodes: tuple[NodeChange, ...] = ()
     mode: tuple[str, str] | None = None
     now_cross: tuple[tuple[str, int, int], ...] = ()
     no_longer_cross: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether the plans say the same."""
-        return not (self.processes or self.components or self.machines or self.mode)
+        """Whether the plans are the same."""
+        return not (self.processes or self.components or self.nodes or self.mode)
 
     def __bool__(self) -> bool:
         return not self.is_empty
 
     @property
     def moved(self) -> int:
-        """How many processes changed their node or accelerators."""
+        """Number of processes whose node, accelerators or hardware changed."""
         return sum(1 for change in self.processes if change.is_moved)
 
     def count(self, sign: str) -> int:
-        """How many processes were added (``+``), changed in any way (``~``) or removed (``-``)."""
+        """Return the number of processes that were added (``+``), changed in any way (``~``) or removed (``-``)."""
         return sum(1 for change in self.processes if change.sign == sign)
 
     @property
     def summary(self) -> str:
-        """One line: ``14 moved, 2 added, 0 removed; 3 tensor-parallel groups now cross nodes``."""
+        """One line such as ``14 moved, 2 added, 0 removed; 3 tensor-parallel groups now cross nodes``."""
         if self.is_empty:
             return "no differences"
         moved = self.moved
@@ -113,7 +113,7 @@ class PlanDiff:
         return "; ".join(parts)
 
     def to_json(self) -> str:
-        """JSON text: the summary, the counts, and a line for every process that is not the same."""
+        """Return JSON text: the summary, the counts, and a line for every process that differs."""
         head = {
             "format": FORMAT,
             "same": self.is_empty,
@@ -133,7 +133,7 @@ class PlanDiff:
                     "before": change.planned,
                     "after": change.found,
                 }
-                for change in self.machines
+                for change in self.nodes
             ],
             "components": {name: _pairs(details) for name, details in self.components.items()},
         }
@@ -142,22 +142,22 @@ class PlanDiff:
         return f'{encode(head)[:-1]},\n "processes": [{rows}]}}\n'
 
 
-def diff_plans(before: Plan, after: Plan, before_uuids: Uuids = (), after_uuids: Uuids = ()) -> PlanDiff:
-    """What changes from one plan to another.
+def diff_plans(before: Plan, after: Plan, before_uuids: NodeUuids = (), after_uuids: NodeUuids = ()) -> PlanDiff:
+    """Compare two plans.
 
-    A process is the same one where its component's name and its rank are. Texts of placement rules, notes
-    and what merely follows from another size (``WORLD_SIZE``) are not compared process by process.
+    Processes are matched by component name and rank. The texts of placement rules and notes are not compared, and
+    neither are values that only follow from another size, such as ``WORLD_SIZE``.
 
     Args:
         before: The first plan.
-        after: The second.
-        before_uuids: UUIDs of each node's accelerators in the first, where known (see ``Lock.uuids``).
-        after_uuids: The same in the second.
+        after: The second plan.
+        before_uuids: UUIDs of the accelerators of each node of the first plan, if known (see ``LockFile.uuids``).
+        after_uuids: The same for the second plan.
     """
-    return _diff(before, after, tuple(compare_machines(before.topology, after.topology, before_uuids, after_uuids)))
+    return _diff(before, after, tuple(compare_nodes(before.topology, after.topology, before_uuids, after_uuids)))
 
 
-def _diff(before: Plan, after: Plan, machines: tuple[MachineChange, ...]) -> PlanDiff:
+def _diff(before: Plan, after: Plan, nodes: tuple[NodeChange, ...]) -> PlanDiff:
     olds = {component.name: component for component in before.components}
     news = {component.name: component for component in after.components}
     variables = _Variables(before.topology, after.topology)
@@ -184,7 +184,7 @@ def _diff(before: Plan, after: Plan, machines: tuple[MachineChange, ...]) -> Pla
     return PlanDiff(
         tuple(processes),
         components,
-        machines,
+        nodes,
         (before.mode.value, after.mode.value) if before.mode is not after.mode else None,
         tuple(sorted(new_crossing - old_crossing)),
         tuple(sorted(old_crossing - new_crossing)),
@@ -204,7 +204,7 @@ def _component_details(old: ComponentPlan, new: ComponentPlan) -> dict[str, tupl
 
 
 def _changed(old: ComponentPlan, new: ComponentPlan, variables: _Variables) -> Iterator[ProcessChange]:
-    """The processes that are in both plans and not the same."""
+    """Yield the processes that are in both plans and differ."""
     declared = {
         "share": (old.gpu_share, new.gpu_share),
         "cpus": (old.cpus, new.cpus),
@@ -246,7 +246,7 @@ def _placement_details(p: Placement, q: Placement) -> dict[str, tuple[Any, Any]]
 
 
 class _Variables:
-    """What node groups give to processes, and how that differs; asked once per group and node."""
+    """Differences of the environments that node groups set, computed once per group and node."""
 
     def __init__(self, before: Topology, after: Topology) -> None:
         self._before = before
@@ -255,6 +255,7 @@ class _Variables:
         self.can_differ = any(group.environments for side in (before, after) for group in side.groups)
 
     def changes(self, p: Placement, q: Placement) -> Details:
+        """Return what a node group sets differently for a process with these placements."""
         key = (p.node_group_label, p.cluster_node_rank, q.node_group_label, q.cluster_node_rank)
         found = self._known.get(key)
         if found is None:
@@ -272,13 +273,13 @@ class _Variables:
 
 
 def _crossing(component: ComponentPlan) -> Iterator[tuple[str, int, int]]:
-    """Tensor-parallel groups that are not on one node, as (component, first and last rank)."""
+    """Yield the tensor-parallel groups that cross nodes, as (component, first rank, last rank)."""
     tp, first = component.tensor_parallel, component.placements[0]
     width = len(first.accelerators)
     if tp < 2 or not width or width >= tp:
         return
     if component.role == ENGINE and width * component.processes_per_engine < tp:
-        return  # its engines are smaller than it says: no process has peers
+        return  # the tensor-parallel size is larger than its engines, so no process has peers (N109)
     size = tp // width
     nodes = [placement.cluster_node_rank for placement in component.placements]
     for start in range(0, len(nodes) - size + 1, size):

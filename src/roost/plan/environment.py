@@ -9,16 +9,16 @@ __all__ = ["worker_environment"]
 
 
 def worker_environment(placement: Placement, world_size: int, group: NodeGroup) -> dict[str, str]:
-    """Everything a process finds in its environment that its placement decides.
+    """Return the environment variables that follow from the placement of a process.
 
-    ``LOCAL_RANK`` is the index of the process's first accelerator among those that it *sees*: 0
-    where it sees only its own, or ``cuda:LOCAL_RANK`` would not exist. The node-level values are
+    ``LOCAL_RANK`` is the index of the process's first accelerator among the visible ones, so that
+    ``cuda:LOCAL_RANK`` exists: 0 if the process sees only its own accelerators. The numbers within the node are
     always in ``NODE_LOCAL_RANK`` and ``NODE_LOCAL_WORLD_SIZE``.
 
     Args:
-        placement: Where it lives.
+        placement: Placement of the process.
         world_size: Number of processes of its component.
-        group: The node group that it came from, which may add variables of its own.
+        group: The node group of the placement. Its own variables are added.
     """
     isolated = placement.isolate_accelerator
     first = placement.local_accelerator_rank

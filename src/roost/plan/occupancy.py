@@ -1,4 +1,4 @@
-"""Which components are on each accelerator, at a few bytes per accelerator and component."""
+"""The components on each accelerator, in a few bytes per accelerator."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["Occupancy"]
 
 
 class Occupancy:
-    """For every accelerator, which components have how many processes on it.
+    """For every accelerator, the number of processes of each component.
 
-    Accelerators with the same processes share one small number, their *crowd*; crowd 0 is nobody.
-    A cluster of 100,000 accelerators has a handful of crowds, so that checks and maps look at
-    crowds, not at accelerators.
+    Accelerators with the same numbers share one small integer, their *crowd*; crowd 0 has no process. A cluster of
+    100,000 accelerators has a handful of crowds, so checks and maps work on crowds instead of accelerators.
 
     A crowd is stored as an earlier crowd plus one component with its number of processes. Its size in
     memory therefore does not depend on how many processes or components share an accelerator.
@@ -54,7 +53,7 @@ class Occupancy:
             crowds[accelerator] = crowd
 
     def members(self, crowd: int) -> dict[int, int]:
-        """Index of each component in a crowd → how many of its processes are on the accelerator."""
+        """Return by component index the number of its processes on an accelerator of a crowd."""
         found: list[tuple[int, int]] = []
         while crowd:
             crowd, index, count = self._made_of[crowd]
@@ -62,11 +61,11 @@ class Occupancy:
         return dict(reversed(found))
 
     def of_node(self, node_rank: int) -> tuple[int, ...]:
-        """The crowds of a node's accelerators."""
+        """Return the crowds of a node's accelerators."""
         return tuple(self.crowds[self.starts[node_rank] : self.starts[node_rank + 1]])
 
     def where(self) -> dict[int, list[tuple[int, int]]]:
-        """Crowd → its accelerators as (node rank, local rank), in order."""
+        """Return by crowd its accelerators as (node rank, local rank), in order."""
         found: dict[int, list[tuple[int, int]]] = {}
         for node_rank, start in enumerate(self.starts[:-1]):
             for local, crowd in enumerate(self.crowds[start : self.starts[node_rank + 1]]):

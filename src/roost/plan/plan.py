@@ -1,4 +1,4 @@
-"""``Plan``: all components of a job at once."""
+"""``Plan``: all components of a job, resolved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config import Job, read_job
 from roost.errors import Finding, Fix, Place, PlacementError, counted, did_you_mean, raise_problems
@@ -19,8 +19,13 @@ from roost.placement import (
 )
 from roost.plan.environment import worker_environment
 from roost.plan.occupancy import Occupancy
-from roost.plan.transport import Shares, TransportChooser, WeightTransport, shares_text
+from roost.plan.transport import BytesByTransport, TransportChooser, WeightTransport, transports_text
 from roost.topology import Topology
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from roost.plan.planned_schedules import PlannedSchedule
 
 __all__ = ["ComponentPlan", "Plan", "Process"]
 
@@ -37,20 +42,20 @@ class ComponentPlan:
 
     Attributes:
         name: Its name.
-        role: What it does in the job.
-        placements: One per process, in rank order.
-        rule: The placement text it came from.
-        node_groups: The groups its ranks were counted in; empty for the whole cluster.
+        role: Its role, such as ``actor``.
+        placements: One placement per process, in rank order.
+        rule: The placement text of the job file.
+        node_groups: The node groups whose hardware its placement counts; empty for the whole cluster.
         gpu_share: Fraction of each of its accelerators that a process takes, if declared.
         cpus: CPUs per process, if declared.
         memory_gib: Peak memory of a process on each of its accelerators, if declared.
         tensor_parallel: Size of its tensor-parallel groups.
-        transports: For rollout processes, the best transport of weights that the place of each allows; which share
-            of its bytes goes that way: :meth:`Plan.transport_shares`.
-        places: Where the job file says what, by key; not part of the plan's identity.
+        transports: For rollout processes, the best weight transport that each place allows.
+            :meth:`Plan.transport_shares` gives the share of bytes that each transport carries.
+        places: Places in the job file, by key. Not compared.
         pipeline_parallel: Number of its pipeline stages.
-        processes_per_engine: For engines of several nodes: how many processes, one per node, make one.
-        placeholder: Reserved only; nothing is started.
+        processes_per_engine: Number of processes, one per node, of an engine that spans nodes; else 1.
+        placeholder: Whether its accelerators are only reserved, and nothing is started.
     """
 
     name: str
@@ -75,7 +80,7 @@ class ComponentPlan:
 
     @property
     def accelerators(self) -> dict[int, list[int]]:
-        """Node rank → local ranks of all accelerators that it has there."""
+        """Local ranks of its accelerators, by node rank."""
         found: dict[int, set[int]] = {}
         for placement in self.placements:
             if placement.accelerators:
@@ -84,14 +89,14 @@ class ComponentPlan:
 
     @property
     def engines(self) -> tuple[tuple[Placement, ...], ...]:
-        """Its processes engine by engine; the first of each serves."""
+        """Its processes, grouped by engine. The first process of an engine serves."""
         size = self.processes_per_engine
         return tuple(self.placements[i : i + size] for i in range(0, len(self.placements), size))
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a plan, with everything that the plan says of it."""
+    """One process of a plan."""
 
     component: ComponentPlan
     placement: Placement
@@ -105,13 +110,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every process of a job lives. A plain value: no Ray, no GPU, no clock.
+    """The place of every process of a job. A plain value that needs neither Ray nor a GPU.
 
     Attributes:
         topology: The nodes that the job uses, with its node groups.
-        components: By name.
+        components: Its components, sorted by name.
         mode: How the components share the accelerators.
-        notes: What came up while it was resolved.
+        notes: Notes from resolving the job.
     """
 
     topology: Topology
@@ -121,14 +126,14 @@ class Plan:
 
     @staticmethod
     def resolve(config: Any, topology: Any) -> Plan:
-        """Resolves all components of a job.
+        """Resolve all components of a job.
 
         Args:
-            config: What :func:`roost.load_config` gives, a mapping, or a ``DictConfig``.
+            config: The result of :func:`roost.load_config`, a mapping, or a ``DictConfig``.
             topology: A topology or a live cluster.
 
         Raises:
-            RoostError: With everything that cannot be resolved.
+            RoostError: With all problems of the job.
         """
         return Plan._resolve(read_job(config, []), Topology.of(topology))
 
@@ -143,7 +148,7 @@ class Plan:
             notes.append(Finding("N108", message, severity="note"))
         by_name = {name: tuple(placed.get_strategy(name).get_placement(placed.topology)) for name in placed.components}
         trainer = [p for name in by_name if placed.spec(name).role == TRAINER for p in by_name[name]]
-        if placed.placement_mode is PlacementMode.AUTO:  # it may grow over all; it begins on its own
+        if placed.placement_mode is PlacementMode.AUTO:  # it starts on its own accelerators, and may grow over all
             trainer = trainer[: getattr(placed, "actor_world_size", 0)]
         transport_chooser = TransportChooser(trainer)
         components = []
@@ -176,13 +181,13 @@ class Plan:
         notes.sort(key=lambda note: (note.code, note.message))
         return Plan(placed.topology, tuple(components), placed.placement_mode, tuple(notes))
 
-    # Questions -----------------------------------------------------------------------------
+    # Queries -------------------------------------------------------------------------------
 
     def component(self, name: str) -> ComponentPlan:
-        """The component of that name.
+        """Return the component with a name.
 
         Raises:
-            PlacementError: Where there is none.
+            PlacementError: If there is none (P205).
         """
         found = self._by_name.get(name)
         if found is None:
@@ -193,21 +198,21 @@ class Plan:
         return found
 
     def process(self, component: str, rank: int | None = None) -> Process:
-        """One process: ``plan.process("actor", 3)`` or ``plan.process("actor[3]")``.
+        """Return one process: ``plan.process("actor", 3)`` or ``plan.process("actor[3]")``.
 
         Raises:
-            PlacementError: Where there is none.
+            PlacementError: If there is no such component (P205) or rank (P206).
         """
         if rank is None:
             match = _ADDRESS.match(component)
             if match is None:
-                message = f"{component!r} is not a process"
+                message = f"{component!r} does not name a process"
                 fixes = (Fix("a component and a rank", "actor[3]"),)
                 raise PlacementError([Finding("P206", message, fixes=fixes)])
             component, rank = match[1], int(match[2])
         found = self.component(component)
         if not isinstance(rank, int) or not 0 <= rank < found.world_size:
-            message = f"{component} has {counted(found.world_size, 'process')}, and no rank {rank}"
+            message = f"{component} has {counted(found.world_size, 'process')}; there is no rank {rank}"
             fixes = (Fix("the last one", f"{component}[{found.world_size - 1}]"),)
             raise PlacementError([Finding("P206", message, fixes=fixes)])
         placement = found.placements[rank]
@@ -221,34 +226,51 @@ class Plan:
         )
 
     def environment(self, component: str, rank: int) -> dict[str, str]:
-        """The environment of one process."""
+        """Return the environment variables of one process."""
         return self.process(component, rank).environment
 
-    def transport_shares(self, component: str, rank: int) -> Shares:
-        """Return how the weights reach a rollout process: the part of its bytes that each transport carries.
+    def transport_shares(self, component: str, rank: int) -> dict[WeightTransport, Fraction]:
+        """Return the share of a rollout process's weights that each transport carries.
 
         Returns:
-            Transports with their shares, the largest first, which add up to 1. Nothing where the plan does not say
-            it: for other roles, without a trainer, or where the trainer's parallel sizes do not fit.
+            Transports with their shares, the largest first; the shares add up to 1. Empty if the plan does not
+            determine them: for other roles, without a trainer, or if the trainer's parallel sizes do not fit.
         """
-        found = self._transport_shares.get(component)
-        return dict(found[rank]) if found else {}
+        from fractions import Fraction
+
+        found = self._bytes_by_transport.get(component)
+        sizes = found[rank] if found else {}
+        total = sum(sizes.values())
+        return {transport: Fraction(size, total) for transport, size in sizes.items()}
 
     def transport_texts(self, component: str) -> tuple[str, ...]:
-        """Return for each process of a component such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``; empty: none."""
-        shares = self._transport_shares.get(component)
-        if shares:
-            return tuple(map(shares_text, shares))
+        """Return for each process of a component text such as ``ipc`` or ``1/2 ipc, 1/2 shared_memory``.
+
+        Empty if the component receives no weights.
+        """
+        found = self._bytes_by_transport.get(component)
+        if found:
+            return tuple(map(transports_text, found))
         return tuple(transport.value for transport in self.component(component).transports)
 
     @cached_property
-    def _transport_shares(self) -> dict[str, tuple[Shares, ...]]:
-        from roost.plan.weight_shares import transport_shares
+    def weight_schedules(self) -> tuple[PlannedSchedule, ...]:
+        """Which trainer rank sends which share of the weights to which engine, and by which transport.
 
-        return transport_shares(self)
+        Empty if the plan does not determine it: see :func:`~roost.plan.planned_schedules.plan_schedules`.
+        """
+        from roost.plan.planned_schedules import plan_schedules
+
+        return plan_schedules(self)
+
+    @cached_property
+    def _bytes_by_transport(self) -> dict[str, tuple[BytesByTransport, ...]]:
+        from roost.plan.planned_schedules import bytes_by_transport
+
+        return bytes_by_transport(self)
 
     def on_accelerator(self, node_rank: int, accelerator: int) -> list[tuple[str, int]]:
-        """The processes on an accelerator, as (component, rank)."""
+        """Return the processes on an accelerator, as (component, rank)."""
         return [
             (component.name, placement.rank)
             for component in self.components
@@ -264,12 +286,12 @@ class Plan:
 
     @property
     def idle_accelerators(self) -> list[tuple[int, int]]:
-        """Accelerators that nobody uses, as (node rank, local rank)."""
+        """Accelerators without a process, as (node rank, local rank)."""
         return self.occupancy.where().get(0, [])
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """Who is on each accelerator."""
+        """The processes on each accelerator."""
         return Occupancy(self.topology, self.components)
 
     @cached_property
@@ -278,30 +300,30 @@ class Plan:
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        import roost  # the package's front knows the reports, which stand above this room
+        import roost  # draw_image is in report, which this room may not import
 
         return roost.draw_image(self)
 
-    # Judgement and keeping -----------------------------------------------------------------
+    # Checks and JSON -----------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        """What stands against a launch (problems), and what is worth knowing (notes)."""
+        """Return the findings of the plan: problems, which forbid a launch, then notes."""
         from roost.plan.checks import check_plan
 
         return check_plan(self)
 
     def to_json(self) -> str:
-        """JSON text, byte-identical for equal plans; :meth:`from_json` is its inverse."""
+        """Return JSON text, byte-identical for equal plans; :meth:`from_json` is its inverse."""
         from roost.plan.serial import plan_to_json
 
         return plan_to_json(self)
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The inverse of :meth:`to_json`.
+        """Return the plan of a JSON text; the inverse of :meth:`to_json`.
 
         Raises:
-            ConfigError: Where the text is not a plan.
+            ConfigError: If the text is not a plan (C401).
         """
         from roost.plan.serial import plan_from_json
 

@@ -9,7 +9,7 @@ from roost.errors import ConfigError, Finding, RoostError, shown
 from roost.hardware import AcceleratorType
 from roost.placement import Placement, PlacementMode
 from roost.plan.plan import ComponentPlan, Plan
-from roost.plan.transport import Shares, WeightTransport
+from roost.plan.transport import WeightTransport
 from roost.topology import Topology
 
 __all__ = ["plan_from_json", "plan_from_plain", "plan_to_json"]
@@ -18,7 +18,7 @@ FORMAT = "roost.plan/1"
 
 
 def plan_to_json(plan: Plan) -> str:
-    """The JSON text of a plan."""
+    """Return the JSON text of a plan."""
     parts = [f'{{"format": "{FORMAT}",\n "mode": "{plan.mode.value}",\n "topology": ']
     parts.append(_dump(plan.topology.to_dict()))
     notes = [{"code": note.code, "message": note.message} for note in plan.notes]
@@ -52,6 +52,7 @@ def _dump(value: Any) -> str:
 def _rows(component: ComponentPlan, plan: Plan) -> list[str]:
     encode = json.JSONEncoder(ensure_ascii=False).encode
     transports = component.transports or (None,) * len(component.placements)
+    texts = plan.transport_texts(component.name)
     return [
         encode(
             {
@@ -67,23 +68,24 @@ def _rows(component: ComponentPlan, plan: Plan) -> list[str]:
                 "local_hardware_ranks": p.local_hardware_ranks,
                 "node_group_label": p.node_group_label,
                 **({"transport": transport.value} if transport is not None else {}),
-                **_weights_by(plan.transport_shares(component.name, p.rank)),
+                **({"weights_by": _weights_by(texts[p.rank])} if texts and "," in texts[p.rank] else {}),
             }
         )
         for p, transport in zip(component.placements, transports, strict=True)
     ]
 
 
-def _weights_by(shares: Shares) -> dict[str, dict[str, str]]:
-    """What a row says where more than one transport carries the weights. It follows from the plan, and is not read."""
-    return {"weights_by": {kind.value: str(share) for kind, share in shares.items()}} if len(shares) > 1 else {}
+def _weights_by(text: str) -> dict[str, str]:
+    """Return the share of each transport. It follows from the rest of the plan, so that reading a plan ignores it."""
+    shares = (part.split(" ") for part in text.split(", "))
+    return {transport: share for share, transport in shares}
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan of a JSON text.
+    """Return the plan of a JSON text.
 
     Raises:
-        ConfigError: Where the text is not a plan.
+        ConfigError: If the text is not a plan (C401).
     """
     try:
         plain = json.loads(text)
@@ -93,20 +95,20 @@ def plan_from_json(text: str) -> Plan:
 
 
 def plan_from_plain(plain: Any) -> Plan:
-    """The plan of what ``json.loads`` made of a plan's text.
+    """Return the plan of a text that ``json.loads`` has parsed.
 
     Raises:
-        ConfigError: Where it is not a plan.
+        ConfigError: If the value is not a plan (C401).
     """
     try:
         found = plain.get("format")
         if found != FORMAT:
-            raise ValueError(f"its format is {found!r}, and {FORMAT!r} is read")
+            raise ValueError(f"its format is {found!r}; this Roost reads {FORMAT!r}")
         topology = Topology.from_dict(plain["topology"])
         notes = tuple(Finding(str(note["code"]), str(note["message"]), severity="note") for note in plain["notes"])
         components = tuple(_component(entry, topology) for entry in plain["components"])
         if len({component.name for component in components}) != len(components):
-            raise ValueError("two components have one name")
+            raise ValueError("two components have the same name")
         return Plan(topology, components, PlacementMode(plain["mode"]), notes)
     except RoostError:
         raise
@@ -130,8 +132,8 @@ _HEAD: dict[str, tuple[type, ...]] = {
     "placeholder": (bool,),
     "processes": (list,),
 }
-_USUAL: dict[str, Any] = {"pipeline_parallel": 1, "processes_per_engine": 1, "placeholder": False}
-"""What is not written where it is so."""
+_DEFAULTS: dict[str, Any] = {"pipeline_parallel": 1, "processes_per_engine": 1, "placeholder": False}
+"""Keys that are not written if they have these values."""
 _ROW: dict[str, tuple[type, ...]] = {
     "rank": (int,),
     "cluster_node_rank": (int,),
@@ -155,16 +157,16 @@ def _check(entry: Any, types: dict[str, tuple[type, ...]]) -> None:
 
 
 def _component(entry: Any, topology: Topology) -> ComponentPlan:
-    entry = {**_USUAL, **entry}
+    entry = {**_DEFAULTS, **entry}
     _check(entry, _HEAD)
     name, rows = entry["name"], entry["processes"]
     placements = tuple(_placement(row, topology) for row in rows)
     if not placements or [placement.rank for placement in placements] != list(range(len(placements))):
-        raise ValueError(f"the ranks of {name!r} do not count from 0")
+        raise ValueError(f"the ranks of {name!r} are not 0, 1, 2, …")
     if entry["tensor_parallel"] < 1 or entry["pipeline_parallel"] < 1:
-        raise ValueError(f"tensor_parallel or pipeline_parallel of {name!r} are wrong")
+        raise ValueError(f"tensor_parallel and pipeline_parallel of {name!r} must be at least 1")
     if not all(isinstance(label, str) for label in entry["node_groups"]):
-        raise ValueError(f"node_groups of {name!r} are wrong")
+        raise ValueError(f"node_groups of {name!r} must be texts")
     if entry["processes_per_engine"] < 1:
         raise ValueError(f"processes_per_engine of {name!r} is {entry['processes_per_engine']}")
     transports = tuple(WeightTransport(row["transport"]) for row in rows if "transport" in row)
@@ -189,14 +191,14 @@ def _component(entry: Any, topology: Topology) -> ComponentPlan:
 
 def _placement(row: Any, topology: Topology) -> Placement:
     _check(row, _ROW)
-    kind = AcceleratorType.get(row["accelerator_type"])
-    if kind is None:
+    accelerator_type = AcceleratorType.get(row["accelerator_type"])
+    if accelerator_type is None:
         raise ValueError(f"there is no accelerator vendor {row['accelerator_type']!r}")
     if not 0 <= row["cluster_node_rank"] < topology.num_nodes or not topology.has_group(row["node_group_label"]):
-        raise ValueError("a process is on a node, or in a group, that is not there")
+        raise ValueError("a process is on a node or in a node group that does not exist")
     given, visible = row["local_hardware_ranks"], row["visible_accelerators"]
     if not all(type(rank) is int and rank >= 0 for rank in given) or not all(type(i) is str for i in visible):
-        raise ValueError("local_hardware_ranks are numbers, visible_accelerators texts")
+        raise ValueError("local_hardware_ranks must be numbers from 0 up, and visible_accelerators texts")
     here = topology.nodes[row["cluster_node_rank"]].num_accelerators
     if row["local_accelerator_rank"] >= 0 and (not given or max(given) >= here):
         raise ValueError(f"a process uses accelerators {shown(given)} of a node with {here}")
@@ -205,7 +207,7 @@ def _placement(row: Any, topology: Topology) -> Placement:
         row["cluster_node_rank"],
         row["placement_node_rank"],
         row["local_accelerator_rank"],
-        kind,
+        accelerator_type,
         row["local_rank"],
         row["local_world_size"],
         tuple(visible),

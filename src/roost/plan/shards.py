@@ -8,13 +8,13 @@ from functools import cached_property
 
 from roost.errors import Finding, Fix, PlacementError, counted, shown
 
-__all__ = ["ITEM_BYTES", "Location", "Sharding", "Span", "TensorShards", "check_side", "spans_of"]
+__all__ = ["ITEM_BYTES", "Interval", "Location", "Sharding", "TensorShards", "check_side", "intervals_of"]
 
-Span = tuple[int, int]
-"""From, and up to but without."""
+Interval = tuple[int, int]
+"""Start, and end (exclusive)."""
 
 Location = tuple[int, int]
-"""Node rank, and accelerator on that node; -1: a process without one."""
+"""Node rank, and accelerator on that node; -1 for a process without an accelerator."""
 
 ITEM_BYTES = {
     name: size
@@ -34,15 +34,15 @@ _AXES = ("tp", "pp", "dp")
 
 @dataclass(frozen=True)
 class TensorShards:
-    """One tensor, and how the ranks of one side have cut it.
+    """One tensor, and how the ranks of one side shard it.
 
     Attributes:
         name: Its name, the same on both sides.
         shape: Its full shape.
-        dtype: Such as ``"bfloat16"``.
-        dim: The dimension that is cut across tensor-parallel ranks; ``None``: each has all of it.
-        slices: (start, stop) along ``dim`` of each tensor-parallel rank; empty: equal parts. Ranks
-            may hold the same slice, slices may overlap, and a rank may hold nothing.
+        dtype: Name of its element type, such as ``"bfloat16"``.
+        dim: The dimension that is cut across tensor-parallel ranks. ``None``: every rank has the whole tensor.
+        slices: (start, stop) along ``dim`` for each tensor-parallel rank. Empty: equal parts. Ranks may hold the
+            same slice, slices may overlap, and a rank may hold nothing.
         stage: The pipeline stage that holds it.
     """
 
@@ -50,7 +50,7 @@ class TensorShards:
     shape: tuple[int, ...]
     dtype: str
     dim: int | None = None
-    slices: tuple[Span, ...] = ()
+    slices: tuple[Interval, ...] = ()
     stage: int = 0
 
     def __post_init__(self) -> None:
@@ -63,15 +63,15 @@ class Sharding:
     """One side: its tensors, its parallel sizes, and where its ranks are.
 
     Attributes:
-        tensors: What it holds.
+        tensors: The tensors that it holds.
         tp: Tensor-parallel size.
         pp: Pipeline stages.
-        dp: Replicas.
-        order: The axes from the fastest varying in a rank to the slowest. ``"tp-dp-pp"`` is what
-            Megatron does; engines have ``"tp-pp-dp"``.
+        dp: Number of replicas.
+        order: The axes of a rank number, from the fastest varying to the slowest. Megatron uses ``"tp-dp-pp"``,
+            engines use ``"tp-pp-dp"``.
         locations: (node rank, accelerator on the node) of each rank, or (node rank, -1) for a
-            process without one. Empty: not known, everything counts as network.
-        reachable: For each rank, the accelerators of its node that it can read in place, beside its own. Empty: none.
+            process without one. Empty: unknown; every distance counts as network.
+        reachable: For each rank, the accelerators of its node that it can map, beside its own. Empty: none.
     """
 
     tensors: tuple[TensorShards, ...]
@@ -93,41 +93,39 @@ class Sharding:
         return self.tp * self.pp * self.dp
 
     def rank_of(self, tp: int = 0, pp: int = 0, dp: int = 0) -> int:
-        """The rank with these coordinates.
+        """Return the rank with these coordinates.
 
         Raises:
-            PlacementError: Where there is none.
+            PlacementError: If a coordinate is out of range (S109).
         """
         at = {"tp": tp, "pp": pp, "dp": dp}
         for axis, index in at.items():
             if not 0 <= index < getattr(self, axis):
                 raise PlacementError([Finding("S109", f"{axis} is {getattr(self, axis)}: there is no {axis} {index}")])
-        return sum(at[axis] * weight for axis, weight in self._weights.items())
+        return sum(at[axis] * stride for axis, stride in self._strides.items())
 
     def replicas(self, tp: int, pp: int) -> range:
-        """The ranks that hold the same thing, one for each ``dp``."""
-        first, step = self.rank_of(tp, pp), self._weights["dp"]
+        """Return the ranks that hold the same data, one for each replica."""
+        first, step = self.rank_of(tp, pp), self._strides["dp"]
         return range(first, first + step * self.dp, step)
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """The inverse of :meth:`rank_of`: tp, pp, dp of a rank.
+        """Return tp, pp and dp of a rank; the inverse of :meth:`rank_of`.
 
         Raises:
-            PlacementError: Where there is none.
+            PlacementError: If there is no such rank (S109).
         """
         if not 0 <= rank < self.world_size:
             message = f"there are {counted(self.world_size, 'rank')}, and no rank {rank}"
             raise PlacementError([Finding("S109", message)])
-        tp, pp, dp = (rank // self._weights[axis] % getattr(self, axis) for axis in _AXES)
+        tp, pp, dp = (rank // self._strides[axis] % getattr(self, axis) for axis in _AXES)
         return tp, pp, dp
 
     def gathered(self, size: int) -> Sharding:
-        """The same side after consecutive tensor-parallel ranks have gathered, in groups of ``size``.
-
-        Each rank of a group then holds what the group held together.
+        """Return this side after an all-gather within groups of ``size`` consecutive tensor-parallel ranks.
 
         Raises:
-            PlacementError: Where groups of that size cannot be made, or hold parts that do not touch.
+            PlacementError: If ``size`` does not divide ``tp``, or the slices of a group are not contiguous (S109).
         """
         findings = list(check_side(self, "source"))
         if not findings and (not _is_size(size) or self.tp % size):
@@ -136,16 +134,16 @@ class Sharding:
             findings.append(Finding("S109", message, rule="the group divides tp", fixes=(Fix("one of", fits),)))
         if findings:
             raise PlacementError(findings)
-        merged: dict[tuple[Span, ...], tuple[Span, ...] | None] = {}
+        merged: dict[tuple[Interval, ...], tuple[Interval, ...] | None] = {}
         tensors = []
         for tensor in self.tensors:
             if tensor.dim is not None:
-                spans = spans_of(tensor, self.tp)
-                if spans not in merged:
-                    merged[spans] = _merge(spans, size)
-                if (slices := merged[spans]) is None:
-                    message = f"{tensor.name}: parts of a group of {size} ranks do not touch: {shown(spans)}"
-                    findings.append(Finding("S109", message, rule="what a group gathers is one slice"))
+                intervals = intervals_of(tensor, self.tp)
+                if intervals not in merged:
+                    merged[intervals] = _merge(intervals, size)
+                if (slices := merged[intervals]) is None:
+                    message = f"{tensor.name}: parts of a group of {size} ranks are not contiguous: {shown(intervals)}"
+                    findings.append(Finding("S109", message, rule="the slices that a group gathers are contiguous"))
                     continue
                 tensor = replace(tensor, slices=slices)
             tensors.append(tensor)
@@ -154,28 +152,28 @@ class Sharding:
         return replace(self, tensors=tuple(tensors))
 
     @cached_property
-    def _weights(self) -> dict[str, int]:
-        """By how much a rank grows with each axis."""
-        weights, weight = {}, 1
+    def _strides(self) -> dict[str, int]:
+        """By how much the rank grows with each axis."""
+        strides, stride = {}, 1
         for axis in self.order.split("-"):
-            weights[axis] = weight
-            weight *= int(getattr(self, axis))
-        return weights
+            strides[axis] = stride
+            stride *= int(getattr(self, axis))
+        return strides
 
 
-def spans_of(tensor: TensorShards, tp: int) -> tuple[Span, ...]:
-    """What each tensor-parallel rank holds along the tensor's cut dimension."""
+def intervals_of(tensor: TensorShards, tp: int) -> tuple[Interval, ...]:
+    """Return the interval along the cut dimension that each tensor-parallel rank holds."""
     if tensor.slices or tensor.dim is None:
         return tensor.slices
     part = tensor.shape[tensor.dim] // tp
     return tuple((i * part, (i + 1) * part) for i in range(tp))
 
 
-def _merge(spans: tuple[Span, ...], size: int) -> tuple[Span, ...] | None:
-    """One slice for each group of ranks; ``None`` where that would have a hole."""
-    merged: list[Span] = []
-    for first in range(0, len(spans), size):
-        group = [span for span in spans[first : first + size] if span[0] < span[1]] or [(0, 0)]
+def _merge(intervals: tuple[Interval, ...], size: int) -> tuple[Interval, ...] | None:
+    """Return one slice for each rank after a gather in groups; ``None`` if a slice would have a hole."""
+    merged: list[Interval] = []
+    for first in range(0, len(intervals), size):
+        group = [interval for interval in intervals[first : first + size] if interval[0] < interval[1]] or [(0, 0)]
         whole = (min(start for start, _ in group), max(stop for _, stop in group))
         if next(_holes(group, *whole), None):
             return None
@@ -183,9 +181,9 @@ def _merge(spans: tuple[Span, ...], size: int) -> tuple[Span, ...] | None:
     return tuple(merged)
 
 
-def _holes(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
-    """What of start … stop no span covers."""
-    for first, last in sorted(spans):
+def _holes(intervals: Iterable[Interval], start: int, stop: int) -> Iterator[Interval]:
+    """Yield the parts of start … stop that no interval covers."""
+    for first, last in sorted(intervals):
         if first >= last:
             continue
         if first > start:
@@ -202,14 +200,16 @@ def _is_size(value: object) -> bool:
 
 
 def check_side(side: Sharding, word: str) -> Iterator[Finding]:
-    """Everything that is wrong with one side alone; ``word`` says which it is.
+    """Yield a finding for everything that is wrong with one side.
 
-    What a source must hold is asked of the side with the word ``"source"``.
+    Args:
+        side: The side.
+        word: ``"source"`` or ``"target"``, for the messages. Only a source must cover its tensors completely.
     """
     sizes = {axis: getattr(side, axis) for axis in _AXES}
     wrong = [axis for axis, size in sizes.items() if not _is_size(size)]
     for axis in wrong:
-        yield Finding("S109", f"{word}: {axis} is {shown(sizes[axis])}", rule="sizes are whole numbers from 1 up")
+        yield Finding("S109", f"{word}: {axis} is {shown(sizes[axis])}", rule="sizes are integers from 1 up")
     if sorted(side.order.split("-")) != sorted(_AXES):
         fixes = (Fix("a trainer", "tp-dp-pp"), Fix("engines", "tp-pp-dp"))
         yield Finding("S109", f"{word}: {side.order!r} is not an order of tp, pp and dp", fixes=fixes)
@@ -227,7 +227,7 @@ def check_side(side: Sharding, word: str) -> Iterator[Finding]:
     seen: set[str] = set()
     for tensor in side.tensors:
         if tensor.name in seen:
-            yield Finding("S110", f"{word}: there are two tensors {tensor.name!r}", rule="a name stands for one tensor")
+            yield Finding("S110", f"{word}: there are two tensors {tensor.name!r}", rule="names of tensors are unique")
         seen.add(tensor.name)
         yield from _check_tensor(tensor, side, word)
 
@@ -236,17 +236,17 @@ def _check_tensor(tensor: TensorShards, side: Sharding, word: str) -> Iterator[F
     at = f"{word}: {tensor.name}"
     if tensor.dtype not in ITEM_BYTES:
         rule = "dtypes: " + ", ".join(ITEM_BYTES)
-        yield Finding("S104", f"{at}: {shown(tensor.dtype)} is no dtype that is known", rule=rule)
+        yield Finding("S104", f"{at}: unknown dtype {shown(tensor.dtype)}", rule=rule)
     if not 0 <= tensor.stage < side.pp:
         message = f"{at}: it is on stage {tensor.stage} of {counted(side.pp, 'pipeline stage')}"
         yield Finding("S109", message, rule="stages count from 0 to pp - 1")
     if any(extent < 0 for extent in tensor.shape):
-        yield Finding("S107", f"{at}: {tensor.shape} is no shape")
+        yield Finding("S107", f"{at}: {tensor.shape} is not a shape")
         return
     if tensor.dim is None:
         if tensor.slices:
-            message = f"{at}: it has slices, and no dimension that they cut"
-            yield Finding("S107", message, fixes=(Fix("say which", "dim=0"),))
+            message = f"{at}: it has slices, but no dimension that is cut"
+            yield Finding("S107", message, fixes=(Fix("name the dimension", "dim=0"),))
         return
     if not 0 <= tensor.dim < len(tensor.shape):
         message = f"{at}: {tensor.shape} has no dimension {tensor.dim}"
@@ -256,19 +256,23 @@ def _check_tensor(tensor: TensorShards, side: Sharding, word: str) -> Iterator[F
     if not tensor.slices:
         if extent % side.tp:
             message = f"{at}: dimension {tensor.dim} of {tensor.shape} cannot be cut into {side.tp} equal parts"
-            fixes = (Fix("say what each rank holds", "slices=((0, …), …)"),)
+            fixes = (Fix("give the slice of each rank", "slices=((0, …), …)"),)
             yield Finding("S106", message, rule="tp divides the dimension, or slices are given", fixes=fixes)
         return
     if len(tensor.slices) != side.tp:
         message = f"{at}: {counted(len(tensor.slices), 'slice')} for {counted(side.tp, 'tensor-parallel rank')}"
         yield Finding("S107", message, rule="one slice per tensor-parallel rank")
         return
-    bad = [f"{span} of tp {i}" for i, span in enumerate(tensor.slices) if not 0 <= span[0] <= span[1] <= extent]
+    bad = [
+        f"{interval} of tp {i}"
+        for i, interval in enumerate(tensor.slices)
+        if not 0 <= interval[0] <= interval[1] <= extent
+    ]
     if bad:
-        message = f"{at}: outside of 0 to {extent}, or backwards: {', '.join(bad[:4])}{', …' if len(bad) > 4 else ''}"
+        message = f"{at}: outside of 0 to {extent}, or reversed: {', '.join(bad[:4])}{', …' if len(bad) > 4 else ''}"
         yield Finding("S107", message, rule="a slice is (start, stop) inside its dimension")
     elif word == "source":
         holes = ", ".join(f"{start} to {stop}" for start, stop in _holes(tensor.slices, 0, extent))
         if holes:
-            message = f"{at}: nobody holds {holes} of dimension {tensor.dim} (0 to {extent})"
+            message = f"{at}: no rank holds {holes} of dimension {tensor.dim} (0 to {extent})"
             yield Finding("S105", message, rule="the source's slices cover the whole tensor")

@@ -1,4 +1,4 @@
-"""What a job that runs looks like at one moment, and what its ranks called: plain data to draw."""
+"""The state of a running job at one moment, and the calls of its ranks, as plain data for reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 STATES = ("dead", "silent", "starting", "busy", "ready")
-"""All states of a rank, the worst first. Silent: its process is not known to be dead, and does not answer."""
+"""All states of a rank, the worst first. A silent rank does not answer, and is not known to be dead."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class CallError:
     Attributes:
         call: The method.
         error: Type and first line of the error.
-        at: When, in seconds since 1970 by the clock of the rank's node.
-        ago_s: How long ago.
+        at: Unix time of the failure, by the clock of the rank's node.
+        ago_s: Seconds since the failure.
     """
 
     call: str
@@ -45,19 +45,19 @@ class RankStatus:
 
     Attributes:
         rank: Its rank.
-        node_rank: The node that it is on.
-        address: Address of that node; empty before the process runs.
-        pid: Its process id there; 0 before it runs.
+        node_rank: Its node.
+        address: Address of the node; empty before the process runs.
+        pid: Its process id; 0 before it runs.
         accelerators: Node-local ranks of its accelerators.
-        visible: What its visible-devices variable said at its start.
+        visible: Value of its visible-devices variable (such as ``CUDA_VISIBLE_DEVICES``) when it started.
         state: One of :data:`STATES`.
-        call: The call that it is in, or was in when it was last heard.
-        since_s: How long it has been in that call, or in that state.
-        running: How many calls run at once.
-        calls: How many calls it was given.
-        errors: How many of those failed.
-        last_error: The last of those.
-        note: What the worker says about itself.
+        call: The method that runs, or ran when the rank last answered.
+        since_s: Seconds in that call, or in that state.
+        running: Number of calls that run at the same time.
+        calls: Number of calls that it received.
+        errors: Number of calls that failed.
+        last_error: The last call that failed.
+        note: The note that the worker set about itself.
         reason: Why it is dead.
     """
 
@@ -80,12 +80,12 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group of the job.
+    """A worker group of the job.
 
     Attributes:
         name: Its name.
         workers: Its ranks, in order.
-        kind: Name of the class of its workers.
+        kind: Class name of its workers.
     """
 
     name: str
@@ -93,7 +93,7 @@ class GroupStatus:
     kind: str = ""
 
     def counts(self) -> dict[str, int]:
-        """State → number of ranks, the worst first; states that none is in are left out."""
+        """Return the number of ranks by state, the worst state first. States without ranks are left out."""
         found = dict.fromkeys(STATES, 0)
         for worker in self.workers:
             found[worker.state] = found.get(worker.state, 0) + 1
@@ -102,12 +102,12 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class AcceleratorStatus:
-    """How much of an accelerator is used; ``None`` where nobody tells.
+    """Use of an accelerator; ``None`` for values that its driver does not report.
 
     Attributes:
         memory_gib: Its memory.
-        used_gib: How much of that is in use.
-        busy: Share of the last moments in which it computed, from 0 to 1.
+        used_gib: Its used memory.
+        busy: Share of the driver's last sampling period in which it computed, from 0 to 1.
     """
 
     memory_gib: float | None = None
@@ -131,11 +131,11 @@ class JobStatus:
     """A job at one moment.
 
     Attributes:
-        owner: Who runs it: user, host, pid, since, namespace.
-        machines: Its machines, in words.
-        groups: Its groups, by name.
+        owner: The process that runs the job: user, host, pid, since, namespace.
+        machines: Description of its nodes.
+        groups: Its worker groups, by name.
         nodes: Its nodes, in order.
-        at: When, in seconds since 1970.
+        at: Unix time of this state.
     """
 
     owner: Mapping[str, Any]
@@ -146,11 +146,11 @@ class JobStatus:
 
     @property
     def namespace(self) -> str:
-        """The name of the job on its Ray."""
+        """The Ray namespace of the job, which is its name."""
         return str(self.owner.get("namespace", ""))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields as plain data for JSON."""
         return asdict(self)
 
 
@@ -160,9 +160,9 @@ class Call:
 
     Attributes:
         name: The method.
-        start_s: When it began, in seconds since 1970, by one clock for all ranks.
-        duration_s: How long it took, or has taken so far.
-        error: Type and first line of its error; empty where it ended well; ``None`` where it still runs.
+        start_s: Unix time of its start, by one clock for all ranks.
+        duration_s: Seconds that it took, or has taken so far.
+        error: Type and first line of its error; empty after success; ``None`` while it runs.
     """
 
     name: str
@@ -173,17 +173,17 @@ class Call:
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The calls of a rank, in the order of their begin.
+    """The calls of a rank, ordered by start.
 
     Attributes:
         job: Name of the job.
-        group: Name of the group.
+        group: Name of the worker group.
         rank: The rank.
         node_rank: Its node.
-        address: Address of that node.
+        address: Address of the node.
         calls: Its calls.
-        is_cut: Whether it made more calls in that time than are kept.
-        offset_s: What was taken off the clock of its node.
+        is_cut: Whether older calls of the requested time are missing, because a worker keeps a limited number.
+        offset_s: Seconds by which its node's clock was ahead; they are already subtracted from ``start_s``.
     """
 
     job: str

@@ -1,12 +1,11 @@
-"""Which rank sends which part of which tensor to whom, when weights go from one side to another.
+"""A transfer plan: which rank sends which part of which tensor to which rank, from one sharding to another.
 
-Both sides describe what their ranks hold. The plan gives every element that a destination rank
-holds exactly one sender: one on the same accelerator where there is one, else one on the same
-node, else any; those that are equally near take turns.
+Both sides describe what their ranks hold. Every element that a target rank holds gets exactly one sender: a rank on
+the same accelerator if there is one, else on the same node, else any. Equally near ranks take turns.
 
-It is symbolic: a piece stands for all replicas of a (tensor-parallel rank, pipeline stage) pair,
-and replicas are ranges. So it stays as small as the model's description, whatever the number of
-ranks; :meth:`TransferPlan.for_target` and :meth:`TransferPlan.for_source` spell it out for one.
+The plan is symbolic: a part stands for all replicas of a (tensor-parallel rank, pipeline stage) pair, and replicas are
+ranges. Its size depends on the description of the model, not on the number of ranks.
+:meth:`TransferPlan.for_target` and :meth:`TransferPlan.for_source` give the transfers of one rank.
 """
 
 from __future__ import annotations
@@ -19,32 +18,31 @@ from math import prod
 from typing import NamedTuple
 
 from roost.errors import Finding, Fix, PlacementError, counted, did_you_mean
-from roost.plan.routes import LINKS, Link, Route, Router
-from roost.plan.shards import ITEM_BYTES, Sharding, Span, TensorShards, check_side, spans_of
+from roost.plan.routes import DISTANCES, Distance, Route, SenderSelector
+from roost.plan.shards import ITEM_BYTES, Interval, Sharding, TensorShards, check_side, intervals_of
 
 __all__ = ["Sharding", "TensorShards", "TransferPlan", "plan_transfer"]
 
-_Box = tuple[Span, ...]
+_Box = tuple[Interval, ...]
 _RouteKey = tuple[tuple[int, ...], int, int, int]
-"""Source tps that hold it, their stage, destination tp, its stage."""
+"""Tensor-parallel ranks of the source, their stage, tensor-parallel rank of the target, its stage."""
 
-_GUESSES = 20
-"""For how many missing tensors a similar name is looked for."""
+_MAX_SUGGESTIONS = 20
+"""For how many missing tensors a similar name is searched."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a tensor on its way from one class of ranks to another.
+class TensorPart(NamedTuple):
+    """A part of a tensor that one class of ranks sends to another.
 
     Attributes:
-        tensor: Its name.
-        source_tp: Tensor-parallel rank that sends it.
-        source_stage: Pipeline stage that sends it.
-        target_tp: Tensor-parallel rank that gets it.
-        target_stage: Pipeline stage that gets it.
+        tensor: Name of the tensor.
+        source_tp: Tensor-parallel rank of the senders.
+        source_stage: Pipeline stage of the senders.
+        target_tp: Tensor-parallel rank of the receivers.
+        target_stage: Pipeline stage of the receivers.
         box: (start, stop) in each dimension of the full tensor.
-        nbytes: Its size, for one destination.
-        routes: Which replicas get it from which. Pieces that go the same way share this object.
+        nbytes: Size for one receiver.
+        routes: Which replicas send to which. Parts with the same senders and receivers share this object.
     """
 
     tensor: str
@@ -61,91 +59,97 @@ class Move(NamedTuple):
     """A part of a tensor between two ranks, seen from one of them.
 
     Attributes:
-        tensor: Its name.
-        rank: The other rank: who sends it, or who gets it.
+        tensor: Name of the tensor.
+        rank: The other rank: the sender for a target rank, the receiver for a source rank.
         box: (start, stop) in each dimension of the full tensor.
-        link: ``"same"`` accelerator, same ``"node"``, or ``"network"``.
+        distance: ``"same"`` accelerator, same ``"node"``, or ``"network"``.
     """
 
     tensor: str
     rank: int
     box: _Box
-    link: Link
+    distance: Distance
 
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """Who sends what to whom; made by :func:`plan_transfer`.
+    """Which rank sends what to which rank; made by :func:`plan_transfer`.
 
     Attributes:
-        source: The side that sends.
-        target: The side that gets.
-        pieces: What is sent, for all replicas at once; tensors in the target's order.
+        source: The sending side.
+        target: The receiving side.
+        parts: The parts that are sent, for all replicas at once; tensors are in the target's order.
     """
 
     source: Sharding
     target: Sharding
-    pieces: tuple[Piece, ...]
+    parts: tuple[TensorPart, ...]
 
     @property
-    def bytes_by_link(self) -> dict[str, int]:
-        """Bytes over all destinations, by ``"same"``, ``"node"`` and ``"network"``."""
-        totals: dict[str, int] = dict.fromkeys(LINKS, 0)
-        for piece, nbytes in self._flows:
-            for route in piece.routes:
-                totals[route.link] += nbytes * len(route)
+    def bytes_by_distance(self) -> dict[str, int]:
+        """Bytes over all receivers, by ``"same"``, ``"node"`` and ``"network"``."""
+        totals: dict[str, int] = dict.fromkeys(DISTANCES, 0)
+        for part, nbytes in self.bundles:
+            for route in part.routes:
+                totals[route.distance] += nbytes * len(route)
         return totals
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that all destinations get, from wherever."""
-        return sum(self.bytes_by_link.values())
+        """Bytes that all receivers get, at any distance."""
+        return sum(self.bytes_by_distance.values())
 
     @property
     def cross_accelerator_share(self) -> float:
-        """The part of all bytes that goes from one accelerator to another; 0 where there are none."""
-        by_link = self.bytes_by_link
-        total = sum(by_link.values())
-        return (total - by_link["same"]) / total if total else 0.0
+        """Share of all bytes that leave their accelerator; 0 if there are no bytes."""
+        by_distance = self.bytes_by_distance
+        total = sum(by_distance.values())
+        return (total - by_distance["same"]) / total if total else 0.0
 
     def for_target(self, rank: int) -> list[Move]:
-        """Everything that a destination rank gets; ``rank`` of each is the sender's.
+        """Return what a target rank receives; the ``rank`` of each move is the sender.
 
         Raises:
-            PlacementError: Where the target has no such rank.
+            PlacementError: If the target has no such rank.
         """
         tp, stage, dp = self.target.coordinates(rank)
         moves = []
-        for piece in self._by_target.get((tp, stage), ()):
-            for route in piece.routes:
+        for part in self._by_target.get((tp, stage), ()):
+            for route in part.routes:
                 replica = route.source_of(dp)
                 if replica is not None:
-                    sender = self.source.rank_of(piece.source_tp, piece.source_stage, replica)
-                    moves.append(Move(piece.tensor, sender, piece.box, route.link))
+                    sender = self.source.rank_of(part.source_tp, part.source_stage, replica)
+                    moves.append(Move(part.tensor, sender, part.box, route.distance))
         return moves
 
     def for_source(self, rank: int) -> list[Move]:
-        """Everything that a source rank sends; ``rank`` of each is the receiver's.
+        """Return what a source rank sends; the ``rank`` of each move is the receiver.
 
         Raises:
-            PlacementError: Where the source has no such rank.
+            PlacementError: If the source has no such rank.
         """
         tp, stage, dp = self.source.coordinates(rank)
         return [
-            Move(piece.tensor, self.target.rank_of(piece.target_tp, piece.target_stage, replica), piece.box, route.link)
-            for piece in self._by_source.get((tp, stage), ())
-            for route in piece.routes
+            Move(part.tensor, self.target.rank_of(part.target_tp, part.target_stage, replica), part.box, route.distance)
+            for part in self._by_source.get((tp, stage), ())
+            for route in part.routes
             for replica in route.targets_of(dp)
         ]
 
     def summary(self) -> list[str]:
-        """A few lines for people."""
-        by_link, total = self.bytes_by_link, self.total_bytes
+        """Return a few lines for people."""
+        by_distance, total = self.bytes_by_distance, self.total_bytes
         tensors = counted(len(self.target.tensors), "tensor")
         lines = [f"{tensors}, {_size(total)} to {counted(self.target.world_size, 'rank')}"]
-        words = {"same": "on the same accelerator", "node": "inside a node", "network": "over the network"}
+        words: dict[Distance, str] = {
+            "same": "on the same accelerator",
+            "node": "inside a node",
+            "network": "over the network",
+        }
         lines += [
-            f"{words[link]}: {_size(by_link[link])} ({by_link[link] / total:.1%})" for link in LINKS if by_link[link]
+            f"{words[distance]}: {_size(by_distance[distance])} ({by_distance[distance] / total:.1%})"
+            for distance in DISTANCES
+            if by_distance[distance]
         ]
         if total:
             lines.append(f"between accelerators: {self.cross_accelerator_share:.1%}")
@@ -157,49 +161,49 @@ class TransferPlan:
         return lines
 
     def _sent_across(self) -> dict[int, int]:
-        """Bytes that each source rank sends to other accelerators."""
+        """Return by source rank the bytes that it sends to other accelerators."""
         sent: dict[int, int] = {}
-        for piece, nbytes in self._flows:
-            for route in piece.routes:
-                if route.link != "same":
+        for part, nbytes in self.bundles:
+            for route in part.routes:
+                if route.distance != "same":
                     for _, replica in route.pairs():
-                        rank = self.source.rank_of(piece.source_tp, piece.source_stage, replica)
+                        rank = self.source.rank_of(part.source_tp, part.source_stage, replica)
                         sent[rank] = sent.get(rank, 0) + nbytes
         return sent
 
     @cached_property
-    def _flows(self) -> list[tuple[Piece, int]]:
-        """A piece for all that go the same way, and the bytes of them all."""
-        flows: dict[tuple[int, int, int], tuple[Piece, int]] = {}
-        for piece in self.pieces:
-            key = (piece.source_tp, piece.source_stage, id(piece.routes))
-            first, nbytes = flows.get(key, (piece, 0))
-            flows[key] = (first, nbytes + piece.nbytes)
-        return list(flows.values())
+    def bundles(self) -> list[tuple[TensorPart, int]]:
+        """One part for all parts with the same senders and receivers, and the bytes of all of them together."""
+        bundles: dict[tuple[int, int, int], tuple[TensorPart, int]] = {}
+        for part in self.parts:
+            key = (part.source_tp, part.source_stage, id(part.routes))
+            first, nbytes = bundles.get(key, (part, 0))
+            bundles[key] = (first, nbytes + part.nbytes)
+        return list(bundles.values())
 
     @cached_property
-    def _by_target(self) -> dict[tuple[int, int], list[Piece]]:
-        found: dict[tuple[int, int], list[Piece]] = {}
-        for piece in self.pieces:
-            found.setdefault((piece.target_tp, piece.target_stage), []).append(piece)
+    def _by_target(self) -> dict[tuple[int, int], list[TensorPart]]:
+        found: dict[tuple[int, int], list[TensorPart]] = {}
+        for part in self.parts:
+            found.setdefault((part.target_tp, part.target_stage), []).append(part)
         return found
 
     @cached_property
-    def _by_source(self) -> dict[tuple[int, int], list[Piece]]:
-        found: dict[tuple[int, int], list[Piece]] = {}
-        for piece in self.pieces:
-            found.setdefault((piece.source_tp, piece.source_stage), []).append(piece)
+    def _by_source(self) -> dict[tuple[int, int], list[TensorPart]]:
+        found: dict[tuple[int, int], list[TensorPart]] = {}
+        for part in self.parts:
+            found.setdefault((part.source_tp, part.source_stage), []).append(part)
         return found
 
 
 def plan_transfer(source: Sharding, target: Sharding) -> TransferPlan:
-    """Decides who sends what to whom.
+    """Decide which rank of the source sends what to which rank of the target.
 
     The senders do not depend on the order of the tensors: two processes that describe the same
     sides make the same plan.
 
     Raises:
-        PlacementError: With everything that keeps the one side from serving the other.
+        PlacementError: If the source cannot serve the target; with all problems.
     """
     return _plan(source, target)
 
@@ -213,24 +217,24 @@ def _plan(source: Sharding, target: Sharding) -> TransferPlan:
     cuts_of = []
     for wanted in target.tensors:
         have = held[wanted.name]
-        key = (wanted.shape, wanted.dtype, *(part for t in (have, wanted) for part in (t.dim, t.slices, t.stage)))
+        key = (wanted.shape, wanted.dtype, *(field for t in (have, wanted) for field in (t.dim, t.slices, t.stage)))
         if key not in layouts:
             layouts[key] = list(_cut(have, source.tp, wanted, target.tp))
         cuts_of.append((wanted.name, layouts[key]))
-    router = Router(source, target)
+    selector = SenderSelector(source, target)
     keys = sorted({cut.key for cuts in layouts.values() for cut in cuts})
-    routes = {key: router.routes(*key) for key in keys}
-    pieces = [
-        Piece(name, source_tp, cut.key[1], cut.key[2], cut.key[3], cut.box, cut.nbytes, way)
+    routes = {key: selector.routes(*key) for key in keys}
+    parts = [
+        TensorPart(name, source_tp, cut.key[1], cut.key[2], cut.key[3], cut.box, cut.nbytes, of_tp)
         for name, cuts in cuts_of
         for cut in cuts
-        for source_tp, way in routes[cut.key]
+        for source_tp, of_tp in routes[cut.key]
     ]
-    return TransferPlan(source, target, tuple(pieces))
+    return TransferPlan(source, target, tuple(parts))
 
 
 class _Cut(NamedTuple):
-    """A box that some source ranks hold and a destination needs; tensors of one layout share it."""
+    """A box that some source ranks hold and a target rank needs. Tensors with the same layout share it."""
 
     box: _Box
     nbytes: int
@@ -238,14 +242,14 @@ class _Cut(NamedTuple):
 
 
 def _cut(have: TensorShards, source_tp: int, want: TensorShards, target_tp: int) -> Iterator[_Cut]:
-    """The boxes that each tensor-parallel rank of the destination needs."""
+    """Yield the boxes that each tensor-parallel rank of the target needs."""
     holders = _holders(have, source_tp)
-    wanted = spans_of(want, target_tp)
+    wanted = intervals_of(want, target_tp)
     for tp in range(target_tp):
-        for span, tps in holders:
+        for interval, tps in holders:
             box = [(0, extent) for extent in want.shape]
             if have.dim is not None:
-                box[have.dim] = span
+                box[have.dim] = interval
             if want.dim is not None:
                 start, stop = box[want.dim]
                 box[want.dim] = (max(start, wanted[tp][0]), min(stop, wanted[tp][1]))
@@ -254,15 +258,15 @@ def _cut(have: TensorShards, source_tp: int, want: TensorShards, target_tp: int)
                 yield _Cut(tuple(box), nbytes, (tps, have.stage, tp, want.stage))
 
 
-def _holders(have: TensorShards, tp: int) -> list[tuple[Span, tuple[int, ...]]]:
-    """The cut dimension as spans, each with the tensor-parallel ranks that hold all of it."""
+def _holders(have: TensorShards, tp: int) -> list[tuple[Interval, tuple[int, ...]]]:
+    """Return the cut dimension as intervals, each with the tensor-parallel ranks that hold all of it."""
     if have.dim is None:
         return [((0, 0), tuple(range(tp)))]
-    spans = spans_of(have, tp)
-    edges = sorted({edge for span in spans for edge in span})
-    found: list[tuple[Span, tuple[int, ...]]] = []
+    intervals = intervals_of(have, tp)
+    edges = sorted({edge for interval in intervals for edge in interval})
+    found: list[tuple[Interval, tuple[int, ...]]] = []
     for start, stop in pairwise(edges):
-        tps = tuple(i for i, (first, last) in enumerate(spans) if first <= start and stop <= last)
+        tps = tuple(i for i, (first, last) in enumerate(intervals) if first <= start and stop <= last)
         if found and found[-1][1] == tps:
             start = found.pop()[0][0]
         found.append(((start, stop), tps))
@@ -270,7 +274,7 @@ def _holders(have: TensorShards, tp: int) -> list[tuple[Span, tuple[int, ...]]]:
 
 
 def _check_pair(source: Sharding, target: Sharding) -> Iterator[Finding]:
-    """What does not fit between the two sides."""
+    """Yield a finding for everything in which the two sides do not match."""
     held = {tensor.name: tensor for tensor in source.tensors}
     wanted = {tensor.name: tensor for tensor in target.tensors}
     yield from _missing(wanted, held, "target", "source")
@@ -292,9 +296,9 @@ def _missing(names: Iterable[str], known: Iterable[str], here: str, there: str) 
     lost = [name for name in names if name not in known]
     free = sorted(known.difference(names)) if lost else []
     for i, name in enumerate(lost):
-        near = did_you_mean(name, free) if i < _GUESSES else None
-        fixes = (Fix("is it this one", near),) if near else ()
-        yield Finding("S101", f"{name}: the {here} has it, and the {there} has not", fixes=fixes)
+        near = did_you_mean(name, free) if i < _MAX_SUGGESTIONS else None
+        fixes = (Fix("did you mean", near),) if near else ()
+        yield Finding("S101", f"{name}: the {here} has this tensor, and the {there} does not", fixes=fixes)
 
 
 def _size(nbytes: float) -> str:

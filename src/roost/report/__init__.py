@@ -1,1 +1,1 @@
-"""A plan drawn for people."""
+"""Plans and running jobs, drawn for people: terminal, HTML, SVG."""

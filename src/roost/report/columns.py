@@ -1,6 +1,6 @@
 """Aligned columns of styled text.
 
-A ``rich.Table`` would do, at three times the start-up and drawing time of a whole ``roost plan``.
+``rich.Table`` would triple the time of a whole ``roost plan``, from start-up to output.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ __all__ = ["align"]
 
 
 def align(rows: Sequence[Sequence[Text | str]], gap: int = 3, header: bool = True, rule: bool = False) -> Text:
-    """Rows as lines whose columns line up; the first is dimmed as a header, with a rule under it.
+    """Return rows as lines with aligned columns.
 
-    A row may be shorter than the others; its last cell may then run over the columns after it.
+    Args:
+        rows: The rows. A row may be shorter than the others; its last cell may then overlap the columns after it.
+        gap: Spaces between columns.
+        header: Whether the first row is a header, which is dimmed.
+        rule: Whether a line stands under the first row.
     """
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     columns = max(len(row) for row in cells)

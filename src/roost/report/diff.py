@@ -1,4 +1,4 @@
-"""The difference between two plans, for a terminal: few rows, also for many processes."""
+"""The differences between two plans, for a terminal, in few rows even for many processes."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from rich.text import Text
 
 from roost.placement import Placement
 from roost.plan.diff import Details, PlanDiff
-from roost.plan.machines import MachineChange
+from roost.plan.node_changes import NodeChange
 from roost.ranks import format_ranks
 from roost.report.columns import align
 from roost.report.rows import fold
 from roost.report.stretches import Stretch, stretches_of
 
-__all__ = ["draw_diff", "machine_line"]
+__all__ = ["draw_diff", "node_change_line"]
 
 _STYLES = {"+": "green", "~": "yellow", "-": "red"}
 _MOST_WIDE = 8
 
 
 def draw_diff(diff: PlanDiff, before: str = "", after: str = "", noun: str = "GPU") -> Text:
-    """Everything that changes, a row for each stretch of like processes, and the summary.
+    """Return all differences, with a row for each stretch of processes that change in the same way, and a summary.
 
     Args:
-        diff: The difference.
-        before: What the first plan is called.
-        after: What the second is called.
-        noun: What accelerators are called.
+        diff: The differences.
+        before: Name of the first plan.
+        after: Name of the second plan.
+        noun: Word for an accelerator, such as ``GPU``.
     """
     parts = []
     if before or after:
         parts.append(Text(f"{before} → {after}", style="bold"))
     about = [f"  mode: {diff.mode[0]} → {diff.mode[1]}"] if diff.mode else []
-    head, middle, tail = fold(diff.machines, 16, 2)
-    about += [f"  {machine_line(change)}" for change in head]
+    head, middle, tail = fold(diff.nodes, 16, 2)
+    about += [f"  {node_change_line(change)}" for change in head]
     if middle:
-        about.append(f"  … {len(middle):,} more differences of machines")
-        about += [f"  {machine_line(change)}" for change in tail]
+        about.append(f"  … {len(middle):,} more differences of nodes")
+        about += [f"  {node_change_line(change)}" for change in tail]
     for name, details in diff.components.items():
         about.append(f"  {name}: " + _details_text(details))
     if about:
@@ -50,8 +50,8 @@ def draw_diff(diff: PlanDiff, before: str = "", after: str = "", noun: str = "GP
     return Text("\n\n").join(parts)
 
 
-def machine_line(change: MachineChange) -> str:
-    """``node 1: address: 10.0.0.2 → 10.0.0.9``."""
+def node_change_line(change: NodeChange) -> str:
+    """Return such as ``node 1: address: 10.0.0.2 → 10.0.0.9``."""
     return f"{change.nodes}: {change.what}: {change.planned} → {change.found}"
 
 
@@ -77,7 +77,7 @@ def _row(stretch: Stretch, noun: str) -> list[Text]:
 
 
 def _place(stretch: Stretch, side: str, noun: str) -> str:
-    """``nodes 0-3 GPU 0-7``: what the first node's processes have, on all of these nodes."""
+    """Return such as ``nodes 0-3 GPU 0-7``: the accelerators of the first node's processes, with all nodes."""
     placements: list[Placement] = [getattr(change, side) for change in stretch.changes]
     last: Placement = getattr(stretch.last, side)
     node, end = placements[0].cluster_node_rank, last.cluster_node_rank
@@ -91,7 +91,7 @@ def _place(stretch: Stretch, side: str, noun: str) -> str:
 
 
 def _sequence(first: Placement, last: Placement, end_of_node: int | None, noun: str) -> str:
-    """``node 0 GPU 4 … node 9 GPU 3``: the places from the first to the last, one by one."""
+    """Return such as ``node 0 GPU 4 … node 9 GPU 3`` for places that follow one another."""
     begin, end, width = first.accelerators, last.accelerators, len(first.accelerators)
     node, last_node = first.cluster_node_rank, last.cluster_node_rank
     each = f", {width} each" if width > 1 else ""
@@ -104,7 +104,7 @@ def _sequence(first: Placement, last: Placement, end_of_node: int | None, noun: 
 
 
 def _resources(given: Sequence[tuple[int, ...]]) -> str:
-    """``0-3`` for one each, ``0,2 · 1,3`` for several each, ``0 x2`` where processes share."""
+    """Return such as ``0-3`` (one each), ``0,2 · 1,3`` (several each) or ``0 x2`` (shared by two processes)."""
     flat = [rank for ranks in given for rank in ranks]
     if len(flat) == len(given) and all(rank < other for rank, other in pairwise(flat)):
         return format_ranks(flat)

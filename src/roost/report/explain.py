@@ -1,4 +1,4 @@
-"""One process explained: where it goes, by which rule, with which environment."""
+"""The explanation of one process: its place, the rule behind it, its weights and its environment."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from roost.topology import NODE
 
 __all__ = ["explain_process"]
 
-_WAYS = {
+_TRANSPORTS = {
     "ipc": "in place, by CUDA IPC: the trainer is on the same GPUs",
     "shared_memory": "through shared memory: the trainer is on the same node",
     "broadcast": "by collective broadcast: the trainer is on other GPUs",
     "file": "through files: the trainer's accelerators are of another vendor",
 }
-_PARTS = {
-    "ipc": "in place, by CUDA IPC: what trainer ranks on the engine's own GPUs hold",
-    "shared_memory": "through memory of the host: what trainer ranks on other GPUs of the node hold",
-    "broadcast": "by collective broadcast: what trainer ranks on other nodes hold",
+_TRANSPORT_SHARES = {
+    "ipc": "in place, by CUDA IPC: the part of trainer ranks on the engine's own GPUs",
+    "shared_memory": "through host memory: the part of trainer ranks on other GPUs of the node",
+    "broadcast": "by collective broadcast: the part of trainer ranks on other nodes",
 }
-_UNKNOWN = "in place, by CUDA IPC, as far as the trainer has them on the same GPUs; the rest through memory of the host"
+_UNKNOWN_SHARES = (
+    "in place, by CUDA IPC, for the part that the trainer has on the same GPUs; the rest through host memory"
+)
 
 
 def explain_process(plan: Plan, process: Process) -> Text:
-    """Everything ``roost explain`` shows of a process."""
+    """Return what ``roost explain`` shows of a process."""
     title = Text.assemble((str(process), "bold"), f" goes to {_where(plan, process)}\n")
     facts = align([[Text(f"  {name}", style="dim"), text] for name, text in _facts(plan, process)], gap=2, header=False)
     environment = "".join(f"\n    {key}={value}" for key, value in process.environment.items())
@@ -85,20 +87,20 @@ def _facts(plan: Plan, process: Process) -> list[tuple[str, str]]:
 
 
 def _transport_lines(plan: Plan, process: Process) -> list[str]:
-    """How a process gets its weights, largest share first."""
+    """Return how a process gets its weights, the largest share first."""
     if process.transport is None:
         return []
     shares = plan.transport_shares(process.component.name, process.placement.rank)
     if len(shares) > 1:
-        return [f"{share} {_PARTS[transport.value]}" for transport, share in shares.items()]
+        return [f"{share} {_TRANSPORT_SHARES[transport.value]}" for transport, share in shares.items()]
     if not shares and process.transport is WeightTransport.IPC:
-        return [_UNKNOWN]
+        return [_UNKNOWN_SHARES]
     used = next(iter(shares), process.transport)
-    return [_WAYS[used.value]]
+    return [_TRANSPORTS[used.value]]
 
 
 def _reasons(plan: Plan, process: Process) -> list[str]:
-    """Why it is there: the segment that names it, and what its ranks count."""
+    """Return why a process has its place: the placement segment that names it, and the hardware that ranks count."""
     component, placement = process.component, process.placement
     resources = Resources(plan.topology, component.node_groups)
     findings: list[Finding] = []
@@ -107,19 +109,19 @@ def _reasons(plan: Plan, process: Process) -> list[str]:
     lines = [f"ranks count the {resources.noun(count=2)} of {counted}: {resources.counted(resources.total)}"]
     segment = next((s for s in segments if placement.rank in s.processes), None) if not findings else None
     if segment is not None and segments[-1].processes[-1] + 1 == component.world_size:
-        given = _share_of(segment, resources, placement.rank)
+        given = _resources_of(segment, resources, placement.rank)
         spans = [resources.node_of(rank) for rank in given]
         local = tuple(rank - span.first for rank, span in zip(given, spans, strict=True) if span.kind != NODE)
         if spans[0].node.rank == placement.cluster_node_rank and local == placement.local_hardware_ranks:
             return [*lines, _segment_reason(segment, resources, placement.rank)]
     if plan.mode is PlacementMode.AUTO and component.role == "actor":
-        return [*lines, "auto: one process on every accelerator, so that it can grow"]
+        return [*lines, "auto: one process on every accelerator, so that the actor can grow"]
     per_process = len(placement.local_hardware_ranks)
     return [*lines, f"{plan.mode.value}: the parallel sizes make {component.world_size} processes of {per_process}"]
 
 
-def _share_of(segment: Segment, resources: Resources, rank: int) -> tuple[int, ...]:
-    """The resource ranks that a segment gives to a process."""
+def _resources_of(segment: Segment, resources: Resources, rank: int) -> tuple[int, ...]:
+    """Return the resource ranks that a segment assigns to a process."""
     on_nodes = resources.node_of(segment.resources[0]).kind == NODE
     shares = zip(segment.processes, segment.resources_of_processes(on_nodes), strict=True)
     return next(share for process, share in shares if process == rank)
@@ -135,5 +137,5 @@ def _segment_reason(segment: Segment, resources: Resources, rank: int) -> str:
         text += f", {ratio:g} each"
     elif ratio < 1:
         text += f", about {1 / ratio:g} on each" if (1 / ratio) % 1 else f", {1 / ratio:g} on each"
-    share = _share_of(segment, resources, rank)
+    share = _resources_of(segment, resources, rank)
     return f"{text}; process {rank} gets {resources.noun(first)} rank {format_ranks(share)}"

@@ -1,4 +1,4 @@
-"""Jobs that run, drawn for a terminal: the map with states, groups, ranks, and the last errors."""
+"""Running jobs for a terminal: a map with states, the worker groups, the ranks, and the last errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from roost.report.rows import fold
 __all__ = ["draw_jobs"]
 
 MAX_RANKS = 64
-"""With more ranks than this, only those that need a look are listed one by one."""
+"""With more ranks than this, only the ranks in the worst states are listed."""
 STYLES = {"dead": "bold red", "silent": "magenta", "starting": "cyan", "busy": "yellow", "ready": "green"}
 _GRID_COLUMNS = 16
 _IDLE = "·"
@@ -40,14 +40,20 @@ _Crowd = tuple[list[tuple[Member, ...]], tuple[Member, ...]]
 
 @dataclass(frozen=True)
 class _Titles:
-    """Which columns a map has before its accelerators."""
+    """Optional columns of a map, before its accelerators."""
 
     names: bool
     usage: bool
 
 
 def draw_jobs(jobs: Sequence[JobStatus], width: int | None = None, height: int | None = None) -> Text:
-    """All jobs in so many columns and lines; without limits where none are given."""
+    """Return all jobs as text.
+
+    Args:
+        jobs: The jobs.
+        width: Number of columns; ``None``: no limit.
+        height: Number of lines, shared equally among the jobs; ``None``: no limit.
+    """
     if not jobs:
         return _fit(Text("no Roost job runs on this Ray"), width, height)
     share = height // len(jobs) if height is not None else None
@@ -55,7 +61,7 @@ def draw_jobs(jobs: Sequence[JobStatus], width: int | None = None, height: int |
 
 
 def _fit(text: Text, width: int | None, height: int | None) -> Text:
-    """Cuts lines that are too long, and lines that are too many."""
+    """Truncate long lines, and leave out lines beyond the height."""
     if width is None and height is None:
         return text
     lines = list(text.split("\n", allow_blank=True))
@@ -107,7 +113,7 @@ class _Painter:
         nodes = [node for node in self.job.nodes if node.rank in found]
         widest = max((len(cells) for cells, _ in found.values()), default=0)
         is_grid = widest <= _GRID_COLUMNS
-        titles = _Titles(any(node.name for node in nodes), any(map(_is_known, nodes)))
+        titles = _Titles(any(node.name for node in nodes), any(map(_has_usage, nodes)))
         header = ["node", *(["name"] * titles.names), *([""] * titles.usage)]
         header += [str(index) for index in range(widest)] if is_grid else ["accelerators"] * bool(widest)
         header.append("on the node" if any(bare for _, bare in found.values()) else "")
@@ -126,8 +132,8 @@ class _Painter:
 
     @staticmethod
     def _looks(node: NodeStatus, crowd: _Crowd, num_nodes: int) -> object:
-        """What nodes in one row have in common; few nodes have a row each."""
-        if num_nodes <= _GRID_COLUMNS or _is_known(node):
+        """Return a key that is equal for nodes that can share a row. Few nodes have a row each."""
+        if num_nodes <= _GRID_COLUMNS or _has_usage(node):
             return node.rank
         cells, bare = crowd
         return str([[(m.group, m.state, m.count) for m in cell] for cell in [*cells, bare]])
@@ -140,7 +146,7 @@ class _Painter:
         widest: int,
         titles: _Titles,
     ) -> list[list[Text | str]]:
-        """The line of nodes that look the same; of one whose usage is known, three lines."""
+        """Return the line of equal nodes; three lines for a node whose memory and use are known."""
         first, many = nodes[0], len(nodes) > 1
         start: list[Text | str] = [f"{first.rank}-{nodes[-1].rank}" if many else f"{first.rank}"]
         if titles.names:
@@ -148,10 +154,10 @@ class _Painter:
         blank: list[Text | str] = [""] * len(start)
         start += [""] * titles.usage
         if widest < 0:
-            return [[*start, self._runs(cells), self._bare(bare)]]
+            return [[*start, self._accelerator_runs(cells), self._on_node(bare)]]
         pad: list[Text | str] = [""] * (widest - len(cells))
-        lines: list[list[Text | str]] = [[*start, *map(self._crowd, cells), *pad, self._bare(bare)]]
-        if not many and _is_known(first):
+        lines: list[list[Text | str]] = [[*start, *map(self._crowd, cells), *pad, self._on_node(bare)]]
+        if not many and _has_usage(first):
             for title, show in (("memory", _memory), ("busy", _busy)):
                 row = [show(accelerator) for accelerator in first.accelerators]
                 lines.append([*blank, Text(title, style="dim"), *row, *pad, ""])
@@ -167,8 +173,8 @@ class _Painter:
             text.append(MARKS.get(member.state, "?"), style=STYLES.get(member.state, ""))
         return text
 
-    def _runs(self, cells: Sequence[tuple[Member, ...]]) -> Text:
-        """``0-31 A*  32-63 R``: a node with more accelerators than a terminal has columns."""
+    def _accelerator_runs(self, cells: Sequence[tuple[Member, ...]]) -> Text:
+        """Return such as ``0-31 A*  32-63 R``, for a node with more accelerators than a terminal has columns."""
         text = Text()
         for _, run in groupby(enumerate(cells), key=lambda pair: str([(m.group, m.state, m.count) for m in pair[1]])):
             places = list(run)
@@ -178,7 +184,7 @@ class _Painter:
         text.rstrip()
         return text
 
-    def _bare(self, members: Sequence[Member]) -> Text:
+    def _on_node(self, members: Sequence[Member]) -> Text:
         return Text("  ").join(self._crowd([member]) for member in members)
 
     # The tables ----------------------------------------------------------------------------
@@ -227,7 +233,7 @@ class _Painter:
         return [f"{one_line(name)}[{rank.rank}]", str(rank.node_rank), accelerators_of(rank), process, state]
 
 
-def _is_known(node: NodeStatus) -> bool:
+def _has_usage(node: NodeStatus) -> bool:
     return any(accelerator.used_gib is not None for accelerator in node.accelerators)
 
 

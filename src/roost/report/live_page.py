@@ -1,4 +1,4 @@
-"""Jobs that run, as one page that needs nothing beside it: no network, no script."""
+"""Running jobs as one HTML page, without scripts and without access to the network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ border-bottom:4px solid transparent}
 
 
 def draw_status_page(jobs: Sequence[JobStatus], refresh_s: float | None = None) -> str:
-    """The page; with ``refresh_s`` the browser reads it again after so many seconds."""
+    """Return the page. With ``refresh_s`` the browser reloads it after that many seconds, at least 1."""
     again = f'<meta http-equiv="refresh" content="{max(1, round(refresh_s))}">' if refresh_s is not None else ""
     body = "".join(_Page(job).html() for job in jobs) or "<h1>no Roost job runs on this Ray</h1>"
     return (

@@ -1,4 +1,4 @@
-"""What the live views share: who is on which accelerator, who needs a look first, and the words for it."""
+"""Shared parts of the live views: the ranks on each accelerator, the worst ranks first, and their texts."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 ]
 
 MARKS = {"dead": "!", "silent": "?", "starting": "+", "busy": "*", "ready": ""}
-"""What stands after a letter of the map: states can be told apart without colours."""
+"""The mark after a letter of the map, so that states differ without colours too."""
 
 _WORST = {state: index for index, state in enumerate(STATES)}
 
 
 def one_line(text: object) -> str:
-    """A text of somebody else's in one line, without anything that a terminal would obey."""
+    """Return text from a job in one line, with control characters spelled out."""
     return printable("".join(" " if c.isspace() else c for c in str(text)))
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """Return such as ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min`` or ``3 d 4 h``."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 def doing(rank: RankStatus) -> str:
-    """What a rank is doing, in words."""
+    """Return the state of a rank in words, with its call and for how long."""
     call = one_line(rank.call)
     if rank.state == "busy":
         others = f" and {rank.running - 1} more" if rank.running > 1 else ""
@@ -69,12 +69,12 @@ def doing(rank: RankStatus) -> str:
 
 
 def accelerators_of(rank: RankStatus) -> str:
-    """``0-3``, or ``-``."""
+    """Return the accelerators of a rank, such as ``0-3``; ``-`` if it has none."""
     return format_ranks(rank.accelerators) if rank.accelerators else "-"
 
 
 def usage_text(accelerator: AcceleratorStatus) -> str:
-    """``61.2 of 139.8 GiB, 97 % busy``; what nobody tells is not known."""
+    """Return such as ``61.2 of 139.8 GiB, 97 % busy``; ``not known`` if the driver reports nothing."""
     if accelerator.used_gib is None or accelerator.memory_gib is None:
         return "not known"
     text = f"{accelerator.used_gib:.1f} of {accelerator.memory_gib:.1f} GiB"
@@ -82,7 +82,7 @@ def usage_text(accelerator: AcceleratorStatus) -> str:
 
 
 def headline(job: JobStatus) -> str:
-    """Which job this is, whose, and when this was seen."""
+    """Return the job's name, its nodes, its owner, and the time of this state."""
     owner = job.owner
     who = f"{owner.get('user', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
     seen = f", seen {time.strftime('%H:%M:%S', time.localtime(job.at))}" if job.at else ""
@@ -90,24 +90,24 @@ def headline(job: JobStatus) -> str:
 
 
 def tally(counts: dict[str, int]) -> str:
-    """``1 dead, 3 busy, 12 ready``."""
+    """Return such as ``1 dead, 3 busy, 12 ready``."""
     return ", ".join(f"{count:,} {state}" for state, count in counts.items()) or "no ranks"
 
 
 def all_ranks(job: JobStatus) -> Iterator[tuple[str, RankStatus]]:
-    """Every rank, with the name of its group."""
+    """Yield every rank, with the name of its worker group."""
     for group in job.groups:
         for rank in group.workers:
             yield group.name, rank
 
 
 def worst_first(job: JobStatus) -> list[tuple[str, RankStatus]]:
-    """Every rank: dead ones first, then silent ones, starting ones, and those that are busy longest."""
+    """Return all ranks by state, the worst first (see ``STATES``), and the longest in its state first."""
     return sorted(all_ranks(job), key=lambda pair: (_WORST.get(pair[1].state, 0), -pair[1].since_s))
 
 
 def last_errors(job: JobStatus, limit: int) -> list[str]:
-    """The last error of each rank, the newest first, and how many are left out."""
+    """Return a line for the last error of each rank, the newest first, and a line if some are left out."""
     found = [(rank.last_error, name, rank.rank) for name, rank in all_ranks(job) if rank.last_error is not None]
     found.sort(key=lambda item: item[0].ago_s)
     lines = [
@@ -121,7 +121,7 @@ def last_errors(job: JobStatus, limit: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Member:
-    """Ranks of one group on one accelerator, or on one node without any."""
+    """The ranks of one worker group on one accelerator, or on one node without an accelerator."""
 
     group: str
     state: str
@@ -130,9 +130,9 @@ class Member:
 
 
 def crowds(job: JobStatus) -> dict[int, tuple[list[tuple[Member, ...]], tuple[Member, ...]]]:
-    """Node rank → who is on each of its accelerators, and who is there without one.
+    """Return by node rank the ranks on each accelerator, and the ranks without one.
 
-    Of several ranks of a group in one place the worst state is told.
+    Several ranks of a group in one place have the worst of their states.
     """
     found: dict[int, dict[int, dict[str, list[RankStatus]]]] = {node.rank: {} for node in job.nodes}
     for name, rank in all_ranks(job):

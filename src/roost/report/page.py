@@ -1,4 +1,4 @@
-"""A plan as one page that opens from disk: no network, no server, nothing beside it."""
+"""A plan as one HTML file that opens from disk, without a server and without access to the network."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from roost.report.terminal import summary
 __all__ = ["draw_page"]
 
 _SCRIPTS = ("data.js", "details.js", "map.js", "overview.js", "links.js", "search.js", "main.js")
-"""In this order they make one script."""
+"""They are joined to one script, in this order."""
 
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def draw_page(plan: Plan, title: str = "", findings: Sequence[Finding] | None = None) -> str:
-    """The page of a plan: a map to point at, search and print, with everything that is known of each process.
+    """Return the page of a plan: an interactive map with search and the details of each process.
 
-    Equal plans give the same bytes. Names and labels are text wherever they stand, whatever is in them.
+    Equal plans give the same bytes. Names and labels are escaped, so that no content of them runs.
 
     Args:
         plan: The plan.
-        title: What the page is called, such as the name of the job file.
-        findings: What :meth:`Plan.check` has found, where that is known already.
+        title: Title of the page, such as the name of the job file.
+        findings: Result of :meth:`Plan.check`; ``None``: the check runs here.
     """
     rows = finding_rows(plan, plan.check() if findings is None else findings)
     data = page_data(plan)
@@ -50,11 +50,11 @@ def draw_page(plan: Plan, title: str = "", findings: Sequence[Finding] | None = 
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:",
         data=embed(data),
     )
-    return page.encode("utf-8", "replace").decode("utf-8")  # a label may hold half a character
+    return page.encode("utf-8", "replace").decode("utf-8")  # a label may contain an unpaired surrogate
 
 
 def embed(data: Any) -> str:
-    """JSON that may stand inside a script element, whatever texts are in it: plain ASCII without <, > and &."""
+    """Return JSON that is safe inside a script element: plain ASCII without <, > and &."""
     text = json.dumps(data, separators=(",", ":"))
     for sign, escape in _ESCAPES.items():
         text = text.replace(sign, escape)

@@ -1,14 +1,14 @@
-"""What a page needs to know of a plan, as small as it goes.
+"""The data of a page, in a compact form.
 
-Processes are not written one by one: consecutive nodes on which a component looks the same are one run, what a
-node looks like is written once (its *shape*), and environments are templates with slots. The page's script
-spells it all out. 8,192 like accelerators are a few kilobytes.
+Processes are not written one by one. Consecutive nodes on which a component looks the same are one run, the processes
+of such a node are written once (its *shape*), and environments are templates with slots. The page's script expands
+them. 8,192 accelerators of a regular plan take a few kilobytes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -18,8 +18,7 @@ from roost.placement import Placement, PlacementMode
 from roost.plan import ComponentPlan, Plan
 from roost.plan.environment import worker_environment
 from roost.plan.plan import ENGINE, TRAINER
-from roost.plan.routes import LINKS
-from roost.plan.weights import weight_flow
+from roost.plan.routes import DISTANCES, Route
 from roost.ranks import parse_ranks
 from roost.report.letters import component_letters
 from roost.report.palette import paint_of
@@ -33,14 +32,14 @@ _LOOKS = attrgetter(
     "accelerator_type.name", "isolate_accelerator", "node_group_label",
 )  # fmt: skip
 _SLOTS = ("rank", "node_rank", "first", "local_rank", "local_world_size", "visible")
-"""What differs from process to process in an environment; the script knows them by index."""
+"""Values of an environment that differ between processes. The script uses their index."""
 _TRAINERS = (TRAINER, "critic")
 _MOST_CELLS = 4096
-"""To how many accelerators a finding leads."""
+"""Number of accelerators that a finding links to at most."""
 
 
 def page_data(plan: Plan) -> dict[str, Any]:
-    """Plain data for the page's script."""
+    """Return plain data for the page's script."""
     shapes = _Shapes(plan)
     letters = component_letters([component.name for component in plan.components])
     return {
@@ -56,12 +55,12 @@ def page_data(plan: Plan) -> dict[str, Any]:
         ],
         "shapes": shapes.found,
         "templates": shapes.templates,
-        "flows": [flow for c in plan.components if c.role == ENGINE for flow in _flows(plan, c)],
+        "flows": _flows(plan),
     }
 
 
 def _spans(ranks: Iterable[int]) -> list[int]:
-    """``[first, count, first, count, …]`` of ascending ranks."""
+    """Return ``[first, count, first, count, …]`` for ascending ranks."""
     spans: list[int] = []
     for rank in ranks:
         if spans and spans[-2] + spans[-1] == rank:
@@ -108,7 +107,7 @@ def _nodes(nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 class _Slot(int):
-    """A number that is written as the name of a slot: the template comes from the real function."""
+    """A number whose text is a slot, so that ``worker_environment`` itself can produce the template."""
 
     def __new__(cls, index: int) -> _Slot:
         return super().__new__(cls, 0)
@@ -121,7 +120,7 @@ class _Slot(int):
 
 
 class _Shapes:
-    """How components look on nodes, each look once."""
+    """The shapes of all components on nodes, without duplicates."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -136,7 +135,7 @@ class _Shapes:
         }
 
     def runs(self, component: ComponentPlan) -> list[int]:
-        """``[first node, nodes, first node rank of the component, shape, …]``."""
+        """Return ``[first node, number of nodes, first node rank of the component, shape, …]``."""
         runs: list[int] = []
         known: dict[tuple[Any, ...], int] = {}
         transports = self.plan.transport_texts(component.name) or ("",) * component.world_size
@@ -160,7 +159,7 @@ class _Shapes:
         return runs
 
     def _variables(self, placement: Placement) -> int:
-        """What tells apart the variables that a node group gives on its nodes."""
+        """Return a number that is equal for nodes on which a node group sets the same variables."""
         by_node = self._environment_of.get(placement.node_group_label)
         return by_node.get(placement.cluster_node_rank, -1) if by_node else -1
 
@@ -179,7 +178,7 @@ class _Shapes:
         return len(self._processes) - 1
 
     def _template(self, component: ComponentPlan, placement: Placement) -> int:
-        """The environment with slots for what differs; texts stand for themselves, numbers for slots."""
+        """Return the index of the environment's template. In a template, texts are values and numbers are slots."""
         slots = [_Slot(index) for index in range(len(_SLOTS))]
         with_slots = Placement(
             slots[0],
@@ -231,30 +230,41 @@ def _component(component: ComponentPlan, letter: str, paint: tuple[str, str], sh
     }
 
 
-def _flows(plan: Plan, engine: ComponentPlan) -> list[dict[str, Any]]:
-    """How weights get to a component: the symbolic pieces of its transfer plan."""
-    flow = weight_flow(plan, engine.name)
-    if flow is None:
-        return []
-    names = [component.name for component in plan.components]
-    source = next(c.name for c in plan.components if c.role == TRAINER and not c.placeholder)
-    sides = [(side.tp, side.pp, side.dp, side.order) for side in (flow.source, flow.target)]
-    pieces: dict[tuple[int, ...], list[Any]] = {}
-    for piece in flow.pieces:
-        ends = (piece.source_tp, piece.source_stage, piece.target_tp, piece.target_stage)
-        found = pieces.setdefault((*ends, id(piece.routes)), [*ends, 0, piece.routes])
-        found[4] += piece.nbytes
+def _flows(plan: Plan) -> list[dict[str, Any]]:
+    """Return the transfer schedules of the weights, with routes instead of single entries."""
+    index_of = {component.name: index for index, component in enumerate(plan.components)}
     return [
         {
-            "source": names.index(source),
-            "target": names.index(engine.name),
-            "sides": sides,
-            "pieces": [
-                [*head, [n for r in routes for n in (r.start, r.stop, r.step, r.source, r.source_step, LINKS.index(r.link))]]
-                for *head, routes in pieces.values()
+            "source": index_of[planned.trainer],
+            "side": [source.tp, source.pp, source.dp, source.order],
+            "receivers": _receiver_runs(planned.receivers, index_of),
+            "parts": [
+                [part.source_tp, part.source_stage, nbytes, [n for route in part.routes for n in _route(route)]]
+                for part, nbytes in planned.schedule.transfer.bundles
             ],
         }
-    ]  # fmt: skip
+        for planned in plan.weight_schedules
+        for source in (planned.schedule.source,)
+    ]
+
+
+def _route(route: Route) -> list[int]:
+    distance = DISTANCES.index(route.distance)
+    return [route.start, route.stop, route.step, route.source, route.source_step, distance]
+
+
+def _receiver_runs(receivers: Sequence[tuple[str, int]], index_of: Mapping[str, int]) -> list[int]:
+    """Return ``[component, first rank, step, count, …]``."""
+    runs: list[int] = []
+    for name, rank in receivers:
+        index = index_of[name]
+        if runs and runs[-4] == index:
+            first, step, count = runs[-3:]
+            if count == 1 or rank == first + step * count:
+                runs[-2:] = [rank - first if count == 1 else step, count + 1]
+                continue
+        runs += [index, rank, 1, 1]
+    return runs
 
 
 # Findings ----------------------------------------------------------------------------------------
@@ -263,7 +273,7 @@ _PLACE = re.compile(r"\bnodes? (\d[\d,-]*)(?: (?:GPU|NPU|XPU|accelerator|[A-Za-z
 
 
 def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Problems and notes, with the accelerators, nodes and components that their texts name."""
+    """Return problems and notes, with the accelerators, nodes and components that their texts name."""
     return [
         {
             "code": finding.code,
@@ -280,7 +290,7 @@ def finding_rows(plan: Plan, findings: Sequence[Finding]) -> list[dict[str, Any]
 
 
 def _cells(plan: Plan, message: str) -> list[list[int]]:
-    """(node, accelerator) of all that a message names; the accelerator is -1 for a whole node."""
+    """Return (node, accelerator) of every place that a message names; the accelerator is -1 for a whole node."""
     found: list[list[int]] = []
     for match in _PLACE.finditer(message):
         try:
@@ -301,7 +311,7 @@ def _below(ranges: Iterable[range], end: int) -> list[int]:
 
 
 def _components(plan: Plan, finding: Finding) -> list[str]:
-    """The components that a finding begins with, or whose lines it points at."""
+    """Return the components that a finding starts with, or that its place in the job file belongs to."""
     words = {word.strip() for word in finding.message.partition(":")[0].split(",")}
     path = finding.place.path.split(".") if finding.place is not None else []
     return [c.name for c in plan.components if c.name in words or c.name in path]

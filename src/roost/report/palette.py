@@ -1,4 +1,4 @@
-"""The colours of the terminal, for pages and pictures."""
+"""The terminal's component colours, for pages and pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from roost.report.letters import COLOURS
 __all__ = ["IDLE", "PALETTE", "Paint", "paint_of"]
 
 Paint = tuple[str, str]
-"""What a field is filled with, and what is written on it."""
+"""Fill colour of a field, and text colour on it."""
 
 PALETTE: dict[str, Paint] = {
     "bright_cyan": ("#67d8ef", "#06343f"),
@@ -23,11 +23,11 @@ PALETTE: dict[str, Paint] = {
     "blue": ("#2456c9", "#ffffff"),
     "red": ("#b3372b", "#ffffff"),
 }
-"""Light fields with dark letters, then dark ones with white: both are legible on light and on dark pages."""
+"""Light fields with dark text, then dark fields with white text. Both are legible on light and dark pages."""
 
 IDLE: Paint = ("none", "#7c8796")
 
 
 def paint_of(index: int) -> Paint:
-    """The paint of the component of that index, of the hue that it has in the terminal."""
+    """Return the paint of a component by its index; the hue is that of the terminal."""
     return PALETTE[COLOURS[index % len(COLOURS)]]

@@ -1,4 +1,4 @@
-"""Nodes in groups that fit a screen: racks where the machines say so, else runs of nodes."""
+"""Nodes in groups that fit a screen: by their rack label, else runs of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roost.topology import Node, Topology
 __all__ = ["Rack", "racks_of"]
 
 LABEL = "rack"
-"""The node label that says in which rack a node is."""
+"""The node label that names the rack."""
 
 MOST_NODES = 16
 MOST_ACCELERATORS = 256
@@ -19,10 +19,10 @@ MOST_ACCELERATORS = 256
 
 @dataclass(frozen=True)
 class Rack:
-    """Some nodes that are shown together.
+    """Nodes that are shown together.
 
     Attributes:
-        title: ``rack r1``, or ``nodes 0-15`` where nobody has said.
+        title: Such as ``rack r1``, or ``nodes 0-15`` for nodes without a rack label.
         node_ranks: Its nodes, ascending.
     """
 
@@ -31,10 +31,10 @@ class Rack:
 
 
 def racks_of(topology: Topology) -> list[Rack]:
-    """The racks of a topology, in the order of their first nodes.
+    """Return the racks of a topology, ordered by their first nodes.
 
-    Nodes with a label ``rack`` stand together, the others in runs; what would be too large to be
-    shown at once is cut.
+    Nodes with the same label ``rack`` are together, and nodes without it. Groups with more than ``MOST_NODES`` nodes or
+    ``MOST_ACCELERATORS`` accelerators are split.
     """
     by_label: dict[str, list[Node]] = {}
     for node in topology.nodes:

@@ -1,11 +1,10 @@
-"""Long lists folded into few rows: like nodes together, and the middle left out."""
+"""Long lists as few rows: equal nodes share a row, and the middle is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from roost.plan import ComponentPlan, Plan
 from roost.ranks import format_ranks
@@ -15,28 +14,26 @@ __all__ = ["NodeRow", "ProcessRow", "fold", "node_rows", "process_rows"]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class NodeRow:
-    """Consecutive nodes that look the same.
+class NodeRow(NamedTuple):
+    """Consecutive nodes with the same accelerators and processes.
 
     Attributes:
         ranks: Their node ranks.
-        name: The name of the first, if it has one.
-        kind: What their accelerators are.
-        crowds: Who is on each accelerator (see ``Occupancy``).
-        on_node: Component index → processes on each node that have no accelerator.
+        name: The name of the first node; may be empty.
+        model: Model of their accelerators, else the vendor; empty without accelerators.
+        crowds: The crowd of each accelerator (see ``Occupancy``).
+        on_node: (component index, number of its processes on each node that have no accelerator).
     """
 
     ranks: range
     name: str
-    kind: str
+    model: str
     crowds: tuple[int, ...]
     on_node: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class ProcessRow:
-    """Processes of one component: one, or a node's, or those of like nodes."""
+class ProcessRow(NamedTuple):
+    """Processes of one component: one process, those of a node, or those of equal consecutive nodes."""
 
     ranks: str
     nodes: str
@@ -47,7 +44,7 @@ class ProcessRow:
 
 
 def node_rows(plan: Plan, each_up_to: int = 16) -> list[NodeRow]:
-    """The nodes of a plan; where they are many, runs of like ones are folded."""
+    """Return the nodes of a plan; in plans with more than ``each_up_to`` nodes, equal consecutive nodes share a row."""
     on_node: dict[int, dict[int, int]] = {}
     for index, component in enumerate(plan.components):
         for placement in component.placements:
@@ -56,25 +53,25 @@ def node_rows(plan: Plan, each_up_to: int = 16) -> list[NodeRow]:
                 counts[index] = counts.get(index, 0) + 1
     rows: list[NodeRow] = []
     for node in plan.topology.nodes:
-        kind = node.accelerator_model or (node.accelerator_type.name if node.accelerator_ids else "")
+        model = node.accelerator_model or (node.accelerator_type.name if node.accelerator_ids else "")
         bare = tuple(sorted(on_node.get(node.rank, {}).items()))
-        row = NodeRow(range(node.rank, node.rank + 1), node.name, kind, plan.occupancy.of_node(node.rank), bare)
+        row = NodeRow(range(node.rank, node.rank + 1), node.name, model, plan.occupancy.of_node(node.rank), bare)
         last = rows[-1] if rows else None
         many = plan.topology.num_nodes > each_up_to
-        if many and last and (last.kind, last.crowds, last.on_node) == (row.kind, row.crowds, row.on_node):
-            rows[-1] = NodeRow(range(last.ranks[0], node.rank + 1), last.name, kind, last.crowds, bare)
+        if many and last and (last.model, last.crowds, last.on_node) == (row.model, row.crowds, row.on_node):
+            rows[-1] = NodeRow(range(last.ranks[0], node.rank + 1), last.name, model, last.crowds, bare)
         else:
             rows.append(row)
     return rows
 
 
 def process_rows(component: ComponentPlan, transports: Sequence[str] = (), each_up_to: int = 16) -> list[ProcessRow]:
-    """The processes of a component: each in a row of its own if they are few, else by node.
+    """Return the processes of a component, with a row each if they are few, else by node.
 
     Args:
         component: The component.
-        transports: How the weights of each process come, in words.
-        each_up_to: How many processes are few.
+        transports: The transports of each process, as text.
+        each_up_to: Largest number of processes that have a row each.
     """
     if component.world_size <= each_up_to:
         return [_rows_of([index], [(component, index, 1)], transports) for index in range(component.world_size)]
@@ -87,7 +84,7 @@ def process_rows(component: ComponentPlan, transports: Sequence[str] = (), each_
 
 
 def _node_runs(component: ComponentPlan) -> Iterator[tuple[ComponentPlan, int, int]]:
-    """Consecutive ranks on one node: (component, first rank, how many)."""
+    """Yield the consecutive ranks on one node as (component, first rank, number of ranks)."""
     first = 0
     for _, run in groupby(component.placements, key=lambda p: p.cluster_node_rank):
         count = sum(1 for _ in run)
@@ -98,7 +95,7 @@ def _node_runs(component: ComponentPlan) -> Iterator[tuple[ComponentPlan, int, i
 def _numbered(
     component: ComponentPlan, runs: list[tuple[ComponentPlan, int, int]], transports: Sequence[str]
 ) -> Iterator[tuple[object, tuple[ComponentPlan, int, int]]]:
-    """Runs with a key that is the same as long as nodes are consecutive and look the same."""
+    """Yield runs with a key that is equal while nodes are consecutive and have the same processes."""
     before: object = None
     before_node = -2
     number = 0
@@ -138,7 +135,7 @@ def _range(first: int, last: int) -> str:
 
 
 def _resources(given: list[tuple[int, ...]]) -> str:
-    """``0,2 · 1,3``; processes that share are counted: ``0 x2``."""
+    """Return such as ``0,2 · 1,3``, or ``0 x2`` for two processes that share."""
     if not any(given):
         return "-"
     parts = []
@@ -151,7 +148,7 @@ def _resources(given: list[tuple[int, ...]]) -> str:
 
 
 def fold(rows: Sequence[_T], head: int, tail: int) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
-    """The first rows, those left out, and the last."""
+    """Return the first rows, the rows that are left out, and the last rows."""
     if len(rows) <= head + tail + 1:
         return rows, (), ()
     return rows[:head], rows[head : len(rows) - tail], rows[len(rows) - tail :]

@@ -1,4 +1,4 @@
-"""Many changed processes folded into few stretches: those of one node, of like nodes, or one after another."""
+"""Changed processes as few stretches of consecutive ranks that change in the same way."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from roost.plan.diff import PLACE, Details, ProcessChange
 __all__ = ["Stretch", "stretches_of"]
 
 MOST_BY_NODE = 16
-"""More stretches than these are joined where they merely go on, whatever the nodes."""
+"""If there are more stretches, those whose places continue one another are joined across unequal nodes."""
 
-_SAID_BY_A_MOVE = frozenset(
+_IMPLIED_BY_A_MOVE = frozenset(
     (*PLACE, "NODE_RANK", "NODE_LOCAL_RANK", "NODE_LOCAL_WORLD_SIZE", "visible accelerators", "vendor", "node group")
 )
-"""What a moved process has otherwise because it moved: said in JSON, and not beside its place."""
+"""Details that follow from a move. The JSON has them; tables do not show them."""
 
 _SIDES = ("before", "after")
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive ranks of a component with which the same happens.
+    """Consecutive ranks of a component that change in the same way.
 
     Attributes:
-        first: The first of them.
-        last: The last of them.
-        changes: Those of the first node; on further nodes it looks the same.
-        shown: What changes of all of them, beside their place.
-        node_ends: Where nodes do not look alike and places just go on one by one: the last accelerator of each
-            node, before and after; ``None`` where that side stays on one node.
+        first: The first change.
+        last: The last change.
+        changes: The changes on the first node. The other nodes have equal ones.
+        shown: What changes for all of them, beside their place.
+        node_ends: For stretches across unequal nodes, whose places follow one another: the last accelerator of each
+            node, before and after. ``None`` for a side that stays on one node.
     """
 
     first: ProcessChange
@@ -44,18 +44,18 @@ class Stretch:
 
     @property
     def processes(self) -> int:
-        """How many processes it stands for."""
+        """Number of processes."""
         return self.last.rank - self.first.rank + 1
 
 
 def stretches_of(changes: Sequence[ProcessChange]) -> list[Stretch]:
-    """All changes, in few stretches."""
-    by_node = _like_nodes(changes)
+    """Return all changes as few stretches."""
+    by_node = _equal_nodes(changes)
     return by_node if len(by_node) <= MOST_BY_NODE else _sequences(by_node)
 
 
-def _like_nodes(changes: Iterable[ProcessChange]) -> list[Stretch]:
-    """The ranks of one node together, then nodes that look the same and follow one another."""
+def _equal_nodes(changes: Iterable[ProcessChange]) -> list[Stretch]:
+    """Join the ranks of one node, and then consecutive nodes with equal changes."""
     found: list[Stretch] = []
     shape_before: object = None
     for _, grouped in groupby(enumerate(changes), key=lambda item: _key(item[0], item[1])):
@@ -76,7 +76,7 @@ def _like_nodes(changes: Iterable[ProcessChange]) -> list[Stretch]:
 
 
 def _key(index: int, change: ProcessChange) -> tuple[Any, ...]:
-    """The same for consecutive ranks on one node with which the same happens."""
+    """Return a key that is equal for consecutive ranks on one node that change in the same way."""
     nodes = (_node(change.before), _node(change.after))
     return change.sign, change.component, change.rank - index, nodes, tuple(_shown(change).items())
 
@@ -92,17 +92,17 @@ def _hardware(placement: Placement | None) -> object:
 
 
 def _shown(change: ProcessChange) -> Details:
-    """The details that stand beside the place of a process."""
+    """Return the details that are shown beside the place of a process."""
     details = change.details
     if not details or not change.is_moved:
         return details
-    if details.keys() <= _SAID_BY_A_MOVE:
+    if details.keys() <= _IMPLIED_BY_A_MOVE:
         return {}
-    return {what: pair for what, pair in details.items() if what not in _SAID_BY_A_MOVE}
+    return {what: pair for what, pair in details.items() if what not in _IMPLIED_BY_A_MOVE}
 
 
 def _is_next_node(last: ProcessChange, first: ProcessChange) -> bool:
-    """Whether a run is the next: the next rank, on the next node of either plan."""
+    """Return whether a run starts with the next rank, on the next node of each plan."""
     if first.rank != last.rank + 1:
         return False
     for side in _SIDES:
@@ -116,15 +116,15 @@ def _is_next_node(last: ProcessChange, first: ProcessChange) -> bool:
 
 
 def _sequences(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Stretches joined where each side goes on with the next accelerator of its node, or the first of the next."""
+    """Join stretches if each side continues with the next accelerator of its node, or the first of the next node."""
     found: list[Stretch] = []
     ends: dict[str, int | None] = {}
     for stretch in stretches:
         last = found[-1] if found else None
         own = {side: _end_of_node(stretch, side) for side in _SIDES}
         joined = None
-        if last is not None and _goes_on(last, stretch):
-            joined = {side: _agreed(last, stretch, side, (ends[side], own[side])) for side in _SIDES}
+        if last is not None and _can_follow(last, stretch):
+            joined = {side: _joined_end(last, stretch, side, (ends[side], own[side])) for side in _SIDES}
         if last is None or joined is None or -1 in joined.values():
             found.append(stretch)
             ends = own
@@ -134,19 +134,19 @@ def _sequences(stretches: Sequence[Stretch]) -> list[Stretch]:
     return found
 
 
-def _goes_on(last: Stretch, stretch: Stretch) -> bool:
-    """Whether the same happens with the next ranks, and all of them are simple: a row of accelerators each."""
+def _can_follow(last: Stretch, stretch: Stretch) -> bool:
+    """Return whether the next ranks change in the same way, and all have consecutive accelerators."""
     mine, other = last.first, stretch.first
     return (
         (mine.sign, mine.component, mine.is_moved) == (other.sign, other.component, other.is_moved)
         and other.rank == last.last.rank + 1
         and last.shown == stretch.shown
-        and all(_is_simple(part, side) for part in (last, stretch) for side in _SIDES)
+        and all(_is_consecutive(part, side) for part in (last, stretch) for side in _SIDES)
     )
 
 
-def _is_simple(stretch: Stretch, side: str) -> bool:
-    """Whether each process has the accelerators after those of the one before it."""
+def _is_consecutive(stretch: Stretch, side: str) -> bool:
+    """Return whether each process has the accelerators after those of the previous process."""
     if getattr(stretch.first, side) is None:
         return True
     given = [rank for change in stretch.changes for rank in getattr(change, side).accelerators]
@@ -154,7 +154,7 @@ def _is_simple(stretch: Stretch, side: str) -> bool:
 
 
 def _end_of_node(stretch: Stretch, side: str) -> int | None:
-    """The accelerator after which a stretch goes on to its next node; ``None`` where it is on one."""
+    """Return the last accelerator of a stretch's nodes; ``None`` if it is on one node."""
     first: Placement | None = getattr(stretch.first, side)
     last: Placement = getattr(stretch.last, side)
     if first is None or first.cluster_node_rank == last.cluster_node_rank:
@@ -163,8 +163,8 @@ def _end_of_node(stretch: Stretch, side: str) -> int | None:
     return given[-1] if given else None
 
 
-def _agreed(last: Stretch, stretch: Stretch, side: str, ends: tuple[int | None, int | None]) -> int | None:
-    """The accelerator after which the joined stretch goes on to the next node; -1 where it cannot be joined."""
+def _joined_end(last: Stretch, stretch: Stretch, side: str, ends: tuple[int | None, int | None]) -> int | None:
+    """Return the last accelerator of the joined stretch's nodes; -1 if the stretches cannot be joined."""
     before, after = getattr(last.last, side), getattr(stretch.first, side)
     if before is None:
         return None

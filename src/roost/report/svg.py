@@ -1,4 +1,4 @@
-"""A plan as a picture, for papers, READMEs and notebooks: one SVG, no script, nothing beside it."""
+"""A plan as one SVG picture without scripts, for papers, READMEs and notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CELL_WIDTH, _CELL_HEIGHT, _GAP = 54, 54, 5
 _COLUMNS = 8
 _MARGIN = 18
 _LABEL_WIDTH = 8
-"""What a letter of ordinary text takes, on the safe side."""
+"""Upper estimate of the width of a letter, in pixels."""
 
 _STYLE = """\
 .roost text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #17202c; }
@@ -42,16 +42,16 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def draw_svg(plan: Plan) -> str:
-    """The map of a plan as an SVG text, the same for equal plans.
+    """Return the map of a plan as SVG text, identical for equal plans.
 
-    Nodes are rows, accelerators are fields, divided by what their components take of them. Where nodes
-    are many, like ones share a row, as in the terminal.
+    Nodes are rows. Accelerators are fields, divided by the shares of their components. In large plans equal nodes share
+    a row, as in the terminal.
     """
     return _Picture(plan).draw()
 
 
 def draw_image(plan: Plan) -> str:
-    """The same as an HTML image: in a notebook, neither's style reaches the other."""
+    """Return the map as an HTML image, so that its style and that of a notebook do not mix."""
     data = b64encode(draw_svg(plan).encode()).decode()
     return f'<img alt="{_escaped(summary(plan))}" src="data:image/svg+xml;base64,{data}">'
 
@@ -168,12 +168,12 @@ class _Picture:
         return y + 20
 
     def _fit(self, x: float, y: float, width: float) -> tuple[float, float]:
-        """Where the next entry of the legend goes: on this line, or the next one."""
+        """Return the place of the next entry of the legend: on this line, or on the next one."""
         return (x, y) if x == _MARGIN or x + width <= max(self.width, 420) else (float(_MARGIN), y + 28)
 
     def _text(self, text: str, x: float, y: float, style: str) -> None:
-        kind = f' class="{style}"' if style else ""
-        self.parts.append(f'<text{kind} x="{_n(x)}" y="{_n(y)}">{_escaped(text)}</text>')
+        css_class = f' class="{style}"' if style else ""
+        self.parts.append(f'<text{css_class} x="{_n(x)}" y="{_n(y)}">{_escaped(text)}</text>')
 
     def _letter(self, text: str, x: float, y: float, ink: str, style: str = "") -> None:
         inline = f"fill:{ink}" + (f";{style}" if style else "")
@@ -183,9 +183,9 @@ class _Picture:
 
 
 def shares_of(members: Sequence[tuple[ComponentPlan, int]]) -> list[float]:
-    """How much of an accelerator each component is drawn with: what is declared, the others what is left.
+    """Return the share of an accelerator that each component is drawn with.
 
-    Together at most 1; where more is declared, all shrink alike.
+    Components without a declared share divide the rest. Shares add up to 1 at most: larger sums are scaled down.
     """
     declared = [None if c.gpu_share is None else c.gpu_share * count for c, count in members]
     spent = sum(share for share in declared if share is not None)
@@ -200,7 +200,7 @@ def _label(row: NodeRow) -> tuple[str, str]:
     ranks = row.ranks
     first = f"node {ranks[0]}" if len(ranks) == 1 else f"nodes {ranks[0]}-{ranks[-1]}"
     name = row.name if len(ranks) == 1 else f"{row.name} …" if row.name else ""
-    return first, " · ".join(_short(text) for text in (name, row.kind) if text)
+    return first, " · ".join(_short(text) for text in (name, row.model) if text)
 
 
 def _short(text: str) -> str:
@@ -212,7 +212,7 @@ def _text_width(text: str) -> float:
 
 
 def _n(value: float) -> str:
-    """A number as short as it goes."""
+    """Return a number with one decimal place, or none."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -20,7 +20,7 @@ _IDLE = "·"
 
 
 def summary(plan: Plan) -> str:
-    """One line: mode, machines, how much of them is used, how many processes."""
+    """Return one line with the mode, the nodes, the used accelerators and the number of processes."""
     total = plan.topology.num_accelerators
     used = total - len(plan.idle_accelerators)
     processes = sum(component.world_size for component in plan.components if not component.placeholder)
@@ -29,32 +29,32 @@ def summary(plan: Plan) -> str:
 
 
 def draw_map(plan: Plan) -> Text:
-    """The summary, the map and the legend."""
+    """Return the summary, the map and the legend."""
     painter = _Painter(plan)
     return Text("\n\n").join([Text(summary(plan), style="bold"), painter.map(), painter.legend()])
 
 
 def draw_plan(plan: Plan) -> Text:
-    """Everything ``roost plan`` shows of a plan, without its findings."""
+    """Return what ``roost plan`` shows of a plan, without the findings."""
     painter = _Painter(plan)
     return Text("\n\n").join([draw_map(plan), *(painter.table(component) for component in plan.components)])
 
 
 class _Columns:
-    """Which columns a map needs."""
+    """The columns of a map."""
 
     def __init__(self, rows: Sequence[NodeRow]) -> None:
         self.widest = max(len(row.crowds) for row in rows)
         self.is_grid = self.widest <= _GRID_COLUMNS
-        self.names = any(row.name for row in rows)
-        self.kinds = any(row.kind for row in rows)
-        self.on_nodes = any(row.on_node for row in rows)
+        self.has_names = any(row.name for row in rows)
+        self.has_models = any(row.model for row in rows)
+        self.has_bare_processes = any(row.on_node for row in rows)
 
     def header(self) -> list[Text]:
         cells = ["node"]
-        cells += ["name"] * self.names + ["GPU"] * self.kinds
+        cells += ["name"] * self.has_names + ["GPU"] * self.has_models
         cells += [str(i) for i in range(self.widest)] if self.is_grid else ["accelerators"]
-        cells.append("on the node" if self.on_nodes else "")
+        cells.append("on the node" if self.has_bare_processes else "")
         return [Text(cell) for cell in cells]
 
 
@@ -83,10 +83,10 @@ class _Painter:
     def _map_row(self, row: NodeRow, columns: _Columns) -> list[Text]:
         many = len(row.ranks) > 1
         cells = [Text(f"{row.ranks[0]}-{row.ranks[-1]}" if many else f"{row.ranks[0]}")]
-        if columns.names:
+        if columns.has_names:
             cells.append(Text(f"{row.name} …" if many and row.name else row.name))
-        if columns.kinds:
-            cells.append(Text(row.kind))
+        if columns.has_models:
+            cells.append(Text(row.model))
         if columns.is_grid:
             cells += [self._crowd(crowd) for crowd in row.crowds]
             cells += [Text()] * (columns.widest - len(row.crowds))
@@ -106,7 +106,7 @@ class _Painter:
         return text
 
     def _runs(self, crowds: tuple[int, ...]) -> Text:
-        """``0-31 A  32-63 R``: a node with more accelerators than a terminal has columns."""
+        """Return such as ``0-31 A  32-63 R``, for a node with more accelerators than a terminal has columns."""
         text = Text()
         first = 0
         for index in range(1, len(crowds) + 1):
@@ -190,7 +190,7 @@ class _Painter:
 
 
 def _count_facts(component: ComponentPlan) -> list[str]:
-    """How many processes, or engines of how many accelerators; and that nothing is started of them."""
+    """Return the number of processes, or of engines with their size, or of reserved accelerators."""
     first = component.placements[0]
     if component.placeholder:
         gpus = sum(len(placement.accelerators) for placement in component.placements)

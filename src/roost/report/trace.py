@@ -1,7 +1,7 @@
-"""Calls of ranks as a trace that Perfetto and Chrome show: the trace event format.
+"""Calls of ranks in the trace event format, which Perfetto and Chrome show.
 
-One process per group, one thread per rank. Events of one thread must not overlap unless one contains the
-other, so calls of a rank that run at once get further threads, as many as are needed.
+A worker group is a process of the trace, and a rank is a thread. Events of a thread must be disjoint or nested, so
+concurrent calls of a rank are spread over several threads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from roost.plan.states import Call, RankTimeline
 __all__ = ["trace_events"]
 
 ROUNDING_US = 2
-"""Calls that overlap by no more are one after another: clocks are read to a microsecond."""
+"""Calls that overlap by this many microseconds at most count as consecutive: times are rounded to microseconds."""
 
 
 def trace_events(timelines: Sequence[RankTimeline]) -> dict[str, Any]:
-    """The whole trace, for JSON. Times begin at the first call; ``otherData`` says when that was."""
+    """Return the trace as plain data for JSON. Time 0 is the start of the first call, given in ``otherData``."""
     starts = [call.start_s for timeline in timelines for call in timeline.calls]
     first_s = min(starts, default=0.0)
     many_jobs = len({timeline.job for timeline in timelines}) > 1
@@ -72,9 +72,9 @@ def _event(call: Call, timeline: RankTimeline, start: int, end: int, pid: int, t
 
 
 def _lanes(calls: Iterable[Call], first_s: float) -> list[list[tuple[Call, int, int]]]:
-    """Calls with begin and end in microseconds, spread over as few lanes as it takes that none overlap.
+    """Return calls with start and end in microseconds, spread over as few lanes as possible without overlap.
 
-    There is always one lane: a rank without calls is shown all the same.
+    There is at least one lane, so that a rank without calls is shown too.
     """
     lanes: list[list[tuple[Call, int, int]]] = [[]]
     for call in sorted(calls, key=lambda call: call.start_s):

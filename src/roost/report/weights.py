@@ -1,66 +1,77 @@
-"""Where the weights of a rollout process come from, and where a trainer process sends them."""
+"""The weights of one process in words: which trainer ranks send them, or which engines receive them."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import prod
-
-from roost.plan import Plan, Process, TransferPlan
-from roost.plan.weights import ranks_of, weight_flow
+from roost.plan import Plan, Process
+from roost.plan.planned_schedules import PlannedSchedule
+from roost.plan.routes import DISTANCES, Distance
+from roost.plan.transport import share_text
 from roost.ranks import format_ranks
 
 __all__ = ["weight_lines"]
 
-_WIDTH = 60
-"""How much of a long list of ranks is shown."""
+_MAX_LENGTH = 60
+"""Characters of a list of ranks that are shown."""
 
 
 def weight_lines(plan: Plan, process: Process) -> list[str]:
-    """What there is to say of a process's weights; nothing where the plan does not tell."""
-    lines = []
-    if process.component.role == "rollout":
-        flow = weight_flow(plan, process.component.name)
-        lines = [_sources(flow, process)] if flow is not None else []
-    elif process.component.role == "actor":
-        for component in plan.components:
-            flow = weight_flow(plan, component.name) if component.role == "rollout" else None
-            if flow is not None:
-                lines.append(_targets(flow, plan, process, component.name))
-    return lines
+    """Return lines about the weights of a process; none if the plan has no schedule for it."""
+    name, rank, size = process.component.name, process.placement.rank, process.component.processes_per_engine
+    schedules = plan.weight_schedules
+    if schedules and name == schedules[0].trainer:
+        return _targets(plan, process)
+    first = rank - rank % size
+    for planned in schedules:
+        if (name, first) in planned.receivers:
+            text = _sources(planned, planned.receivers.index((name, first)), process)
+            return [text if size == 1 else f"{name}[{first}] receives for the engine: {text}"]
+    return []
 
 
-def _sources(flow: TransferPlan, process: Process) -> str:
-    sizes: dict[str, int] = {}
-    for rank in ranks_of(process.component, process.placement.rank):
-        for move in flow.for_target(rank):
-            sizes[move.link] = sizes.get(move.link, 0) + prod(stop - start for start, stop in move.box)
+def _sources(planned: PlannedSchedule, receiver: int, process: Process) -> str:
+    """Return such as ``1/2 from the same GPU, 1/2 from other nodes``."""
+    sizes: dict[Distance, int] = {}
+    for entry in planned.schedule.entries:
+        if entry.receiver == receiver:
+            sizes[entry.distance] = sizes.get(entry.distance, 0) + entry.nbytes
     total = sum(sizes.values())
-    places = _places(flow, process)
-    return ", ".join(f"{_share(sizes[link], total)} from {places[link]}" for link in places if link in sizes)
+    places = _places(planned, process)
+    return ", ".join(
+        f"{_share(sizes[distance], total)} from {places[distance]}" for distance in DISTANCES if distance in sizes
+    )
 
 
-def _targets(flow: TransferPlan, plan: Plan, process: Process, rollout: str) -> str:
-    width = flow.target.world_size // plan.component(rollout).world_size
-    receivers: dict[str, set[int]] = {}
-    for rank in ranks_of(process.component, process.placement.rank):
-        for move in flow.for_source(rank):
-            receivers.setdefault(move.link, set()).add(move.rank // width)
-    places = _places(flow, process)
-    texts = [f"to {rollout}[{_ranks(receivers[link])}] on {places[link]}" for link in places if link in receivers]
-    return ", ".join(texts) or f"none to {rollout}: other ranks are as near"
+def _targets(plan: Plan, process: Process) -> list[str]:
+    """Return a line for each component that receives weights, such as ``to rollout[0,2] on the same GPU``."""
+    receivers: dict[str, dict[tuple[int, str], set[int]]] = {}
+    for planned in plan.weight_schedules:
+        places = _places(planned, process)
+        for name, _ in planned.receivers:
+            receivers.setdefault(name, {})
+        for entry in planned.schedule.entries:
+            if entry.sender == process.placement.rank:
+                name, rank = planned.receivers[entry.receiver]
+                key = (DISTANCES.index(entry.distance), places[entry.distance])
+                receivers[name].setdefault(key, set()).add(rank)
+    return [
+        ", ".join(f"to {name}[{_ranks(ranks)}] on {place}" for (_, place), ranks in sorted(by_place.items()))
+        or f"none to {name}: other ranks are as near"
+        for name, by_place in sorted(receivers.items())
+    ]
 
 
-def _places(flow: TransferPlan, process: Process) -> dict[str, str]:
+def _places(planned: PlannedSchedule, process: Process) -> dict[Distance, str]:
     noun = process.placement.accelerator_type.noun
-    on_accelerators = all(local >= 0 for side in (flow.source, flow.target) for _, local in side.locations[:1])
+    sides = (planned.schedule.source, planned.schedule.target)
+    on_accelerators = all(local >= 0 for side in sides for _, local in side.locations[:1])
     node = f"other {noun}s of the node" if on_accelerators else "the same node"
     return {"same": f"the same {noun}", "node": node, "network": "other nodes"}
 
 
 def _share(part: int, total: int) -> str:
-    return "all" if part == total else str(Fraction(part, total))
+    return "all" if part == total else share_text(part, total)
 
 
 def _ranks(ranks: set[int]) -> str:
     text = format_ranks(sorted(ranks))
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"

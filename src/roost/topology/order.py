@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ipaddress
 
 __all__ = ["natural_key", "resolve_address", "stable_order_key"]
 
@@ -65,6 +67,8 @@ def _address_key(address: str, resolve: Callable[[str], str | None]) -> tuple[An
 
 
 def _parse(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    import ipaddress  # planning seldom needs it
+
     try:
         parsed = ipaddress.ip_address(text)
     except ValueError:

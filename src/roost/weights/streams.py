@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from roost.plan import TensorShards, TransferPlan, WeightTransport
-from roost.plan.shards import ITEM_BYTES, spans_of
+from roost.plan.shards import ITEM_BYTES, intervals_of
 
 __all__ = ["ALIGNMENT", "Box", "Piece", "WeightDescription", "WeightStream", "make_streams"]
 
@@ -189,7 +189,7 @@ def _shard_of(tensor: TensorShards, tp_rank: int, tp_size: int) -> tuple[tuple[i
     start = [0] * len(tensor.shape)
     shape = list(tensor.shape)
     if tensor.dim is not None:
-        first, last = spans_of(tensor, tp_size)[tp_rank]
+        first, last = intervals_of(tensor, tp_size)[tp_rank]
         start[tensor.dim] = first
         shape[tensor.dim] = last - first
     return tuple(start), tuple(shape)

@@ -27,7 +27,7 @@ from roost.errors import (
     WorkerError,
     raise_problems,
 )
-from roost.plan import Sharding, TensorShards, WeightTransport, plan_transfer
+from roost.plan import Sharding, TensorShards, WeightTransport
 from roost.plan.transport import NEAR
 from roost.weights.files import discard_version, publish_version
 from roost.weights.folder import WeightsFolder
@@ -36,8 +36,8 @@ from roost.weights.parties import CallResult, ManagedEngine, SyncEngine, SyncTra
 from roost.weights.progress import ABORT, COMMIT, FIRST_RANK, SharedProgress
 from roost.weights.shard_files import FileShard, plan_files
 from roost.weights.stoppable import STOP_S, FailureWatch
-from roost.weights.streams import WeightDescription, WeightStream, make_streams
-from roost.weights.transports import TransportSelector, group_engines
+from roost.weights.streams import WeightDescription, WeightStream
+from roost.weights.transports import EngineTransfer, group_receivers
 from roost.weights.waiting import have_ended, wait_all
 from roost.worker import PerRank
 from roost.worker.deadline import Deadline
@@ -172,17 +172,17 @@ class WeightSync:
         source = self._source()
         self._streams, self._members = [], []
         findings: list[Finding] = []
-        for number, receivers in enumerate(group_engines(engines, source, self._deadline)):
-            selector = TransportSelector(receivers, source, self._gpus)
+        for number, group in enumerate(group_receivers(engines, source, self._deadline)):
+            first = len(self._members)
             try:
-                plan = plan_transfer(selector.source, receivers.sharding())
+                made = EngineTransfer(group, source, self._gpus).streams(
+                    f"{self.train.component}-weights-{number}", first
+                )
             except RoostError as error:
                 findings += error.findings
                 continue
-            first = len(self._members)
-            self._members += receivers.members
-            made = make_streams(plan, selector.transport, f"{self.train.component}-weights-{number}", first)
-            self._streams += [selector.with_process_group(stream, first) for stream in made]
+            self._members += group.members
+            self._streams += made
         raise_problems(findings)
         self._open(source)
         self._connected = self._identity(engines)

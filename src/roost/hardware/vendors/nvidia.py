@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from roost.errors import ClusterError, Finding
-from roost.hardware import cuda_probe
 from roost.hardware.accelerators import AcceleratorType, Device, Holder, Usage, register_accelerator
 
 PROBE_TIMEOUT_S = 60.0
@@ -51,6 +47,8 @@ def _initialised() -> Any:
 
 def _has_gpu_on_bus() -> bool:
     """Whether the kernel lists a graphics or compute device (class 0x03) of NVIDIA (vendor 0x10de) on the PCI bus."""
+    from pathlib import Path  # here and below: planning, which loads this module, needs none of these
+
     for device in Path(PCI_DEVICES).glob("*"):
         try:
             if (device / "vendor").read_text().strip() == "0x10de" and (device / "class").read_text().startswith(
@@ -133,6 +131,11 @@ def _visible_uuids() -> list[str]:
 
     A process that has called ``cuInit`` itself could no longer fork children that use CUDA.
     """
+    import json
+    import subprocess
+
+    from roost.hardware import cuda_probe
+
     probe = subprocess.Popen(  # noqa: S603
         [sys.executable, "-I", "-S", cuda_probe.__file__],
         stdin=subprocess.DEVNULL,

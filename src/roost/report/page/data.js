@@ -1,16 +1,16 @@
-// What the page was given, spelled out into tables that answer quickly.
+// The data of the page, expanded into tables with fast lookups.
 const given = JSON.parse(document.getElementById("data").textContent);
 const components = given.components;
-const LINKS = ["same", "node", "network"];
+const DISTANCES = ["same", "node", "network"];
 
-/** [first, count, first, count, …] as a list. */
+/** [first, count, first, count, …] as a list of ranks. */
 function spelled(spans) {
   const ranks = [];
   for (let i = 0; i < spans.length; i += 2) for (let k = 0; k < spans[i + 1]; k++) ranks.push(spans[i] + k);
   return ranks;
 }
 
-/** Ascending ranks as people write them: 0-3,5. */
+/** Ascending ranks as text: 0-3,5. */
 function ranksText(ranks, most = 12) {
   const parts = [];
   for (let i = 0; i < ranks.length;) {
@@ -48,7 +48,8 @@ const nodeOfCell = new Int32Array(accelerators);
 for (const node of nodes) nodeOfCell.fill(node.rank, node.first, node.first + node.kind.count);
 const cellOf = (node, local) => nodes[node].first + local;
 
-// Processes: for each component, the node of every rank, the index of its node in the component, and its looks
+// Processes: for each component, the node of every rank, that node's number within the component, and the rank's
+// looks: a row that equal processes share (see page_data.py)
 for (const [index, component] of components.entries()) {
   component.index = index;
   component.node = new Int32Array(component.size);
@@ -66,7 +67,7 @@ for (const [index, component] of components.entries()) {
   }
 }
 
-// Who is on each accelerator: pairs (component, rank), one after another; and who is on a node without one
+// The processes on each accelerator, as flat pairs (component, rank); and the processes without one, by node
 const crowdStart = new Int32Array(accelerators + 1);
 for (const c of components)
   for (let r = 0; r < c.size; r++)
@@ -106,7 +107,7 @@ function cellsOf(c, r) {
   return looks[2] < 0 ? [] : looks[0].map((local) => cellOf(component.node[r], local));
 }
 
-/** Those that share an accelerator with a process, once each. */
+/** The processes that share an accelerator with a process, each once. */
 function neighbours(c, r) {
   const found = new Map();
   for (const cell of cellsOf(c, r))
@@ -118,7 +119,7 @@ const processName = (c, r) => `${components[c].name}[${r}]`;
 const localOf = (cell) => cell - nodes[nodeOfCell[cell]].first;
 const cellName = (cell) => `node ${nodeOfCell[cell]} ${nodes[nodeOfCell[cell]].kind.noun} ${localOf(cell)}`;
 
-/** The environment of a process, from its template: numbers are slots. */
+/** The environment of a process, from its template, in which numbers are slots. */
 function environmentOf(c, r) {
   const component = components[c];
   const [locals, visible, first, localRank, localSize, template] = component.looks[r];
@@ -128,7 +129,7 @@ function environmentOf(c, r) {
   return { interpreter, group, variables: variables.map(([name, value]) => [name, typeof value === "number" ? String(slots[value]) : value]) };
 }
 
-/** How much of an accelerator each of its processes has: declared shares as they are, the others what is left. */
+/** The part of an accelerator that each of its processes has: its declared share, or an equal part of the rest. */
 function partsOf(cell) {
   const found = processesOn(cell);
   const declared = found.map(([c]) => components[c].share);
@@ -139,7 +140,7 @@ function partsOf(cell) {
   return { parts, rest: open ? 0 : Math.max(0, 1 - sum), declared: open === 0 };
 }
 
-/** What is declared of an accelerator's memory: [title, parts, sum] for all together, and for each phase. */
+/** The declared memory on an accelerator: title, processes and sum, for all together and for each phase. */
 function memoryOf(cell) {
   const needs = processesOn(cell).filter(([c]) => components[c].memory !== null && !components[c].isReserved);
   if (!needs.length) return null;

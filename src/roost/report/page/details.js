@@ -1,7 +1,7 @@
-// The panel that says what is known of an accelerator, a process or a node. Only textContent is ever set.
-const WAYS = {
+// The panel with the details of an accelerator, a process or a node. It sets textContent only, never HTML.
+const TRANSPORTS = {
   ipc: "in place: the trainer is on the same accelerators",
-  shared_memory: "through memory of the host: the trainer is on the same node",
+  shared_memory: "through host memory: the trainer is on the same node",
   broadcast: "by a collective: the trainer is on other accelerators",
   file: "through files: the trainer's accelerators are of another vendor",
 };
@@ -87,20 +87,20 @@ function processCard(c, r, isOpen) {
   return card;
 }
 
-/** How the weights of a process come, or where they go, in words. */
+/** The weights of a process in words: their transports, senders and receivers. */
 function weightFacts(c, r) {
   const looks = components[c].looks[r];
   const parts = [];
-  for (const way of looks[6] ? looks[6].split(", ") : []) {
-    parts.push(make("div", "", `${way}: ${WAYS[way.split(" ").pop()]}`)); // such as "1/2 ipc"
+  for (const text of looks[6] ? looks[6].split(", ") : []) {
+    parts.push(make("div", "", `${text}: ${TRANSPORTS[text.split(" ").pop()]}`)); // such as "1/2 ipc"
   }
-  for (const [sent, byLink] of [[false, flowsInto(c, r)], [true, flowsFrom(c, r)]]) {
-    const total = byLink.reduce((sum, one) => sum + one.bytes, 0);
-    byLink.forEach((one, link) => {
+  for (const [sent, byDistance] of [[false, flowsInto(c, r)], [true, flowsFrom(c, r)]]) {
+    const total = byDistance.reduce((sum, one) => sum + one.bytes, 0);
+    byDistance.forEach((one, distance) => {
       if (!one.peers.size) return;
       const peers = [...one.peers.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
       const share = sent || one.bytes === total ? "" : `${Math.round((100 * one.bytes) / total)} % `;
-      parts.push(make("div", link === 2 ? "far-link" : "", `${sent ? "to" : `${share}from`} `, grouped(peers), make("span", link === 2 ? "cross" : "", ` (${PLACES[link]})`)));
+      parts.push(make("div", distance === 2 ? "far-link" : "", `${sent ? "to" : `${share}from`} `, grouped(peers), make("span", distance === 2 ? "cross" : "", ` (${PLACES[distance]})`)));
     });
   }
   return parts.length ? make("div", "", ...parts) : "";
@@ -117,7 +117,7 @@ function memoryRows(cell) {
   return box;
 }
 
-/** A bar of what a phase needs, against the card; red where it is more than that. */
+/** A bar of the memory that a phase needs; red if it exceeds that of the accelerator. */
 function bar(one, card) {
   const element = make("div", one.over ? "bar over" : "bar");
   const full = card === null ? one.sum : Math.max(card, one.sum);

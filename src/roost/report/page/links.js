@@ -1,28 +1,19 @@
-// What belongs together: tensor-parallel groups, and the ways of the weights. Those that cross a node stand out.
+// Lines on the map: tensor-parallel groups, and transfers of weights. Lines that cross nodes stand out.
 
-/** Every accelerator of a component in rank order, as a transfer plan counts them; -1: a process without one. */
-function flowTable(component) {
-  if (component.flow) return component.flow;
+/** The accelerators of a component in rank order; -1 for a process without one. */
+function cellsInOrder(component) {
   const cells = [];
-  const ranks = [];
-  const starts = [];
   for (let r = 0; r < component.size; r++) {
-    starts.push(cells.length);
     const own = cellsOf(component.index, r);
-    for (const cell of own.length ? own : [-1]) {
-      cells.push(cell);
-      ranks.push(r);
-    }
+    cells.push(...(own.length ? own : [-1]));
   }
-  starts.push(cells.length);
-  component.flow = { cells, ranks, starts };
-  return component.flow;
+  return cells;
 }
 
-/** The tensor-parallel groups of a component, as lists of accelerators; an engine that does not say is one. */
+/** The tensor-parallel groups of a component, as lists of accelerators. An engine without a size is one group. */
 function groupsOf(component) {
   if (component.tpGroups) return component.tpGroups;
-  const { cells } = flowTable(component);
+  const cells = cellsInOrder(component);
   const perEngine = component.size ? cellsOf(component.index, 0).length * component.members : 0;
   const size = component.tp > 1 ? component.tp : component.isEngine ? perEngine : 1;
   const groups = [];
@@ -32,65 +23,54 @@ function groupsOf(component) {
   return component.tpGroups;
 }
 
-// Weights: the symbolic pieces of the transfer plan, spelled out for one rank or for all
-function weightsOf(side) {
-  const sizes = { tp: side[0], pp: side[1], dp: side[2] };
-  const weights = {};
-  let weight = 1;
-  for (const axis of side[3].split("-")) {
-    weights[axis] = weight;
-    weight *= sizes[axis];
+// Weights: the plan's transfer schedules. The sender is a rank of the trainer; receivers are numbered per schedule.
+for (const flow of given.flows) {
+  const [tp, pp, dp, order] = flow.side;
+  const sizes = { tp, pp, dp };
+  flow.strides = {};
+  let stride = 1;
+  for (const axis of order.split("-")) {
+    flow.strides[axis] = stride;
+    stride *= sizes[axis];
   }
-  return { sizes, weights };
-}
-const rankAt = ({ weights }, tp, pp, dp) => tp * weights.tp + pp * weights.pp + dp * weights.dp;
-const coordinate = ({ sizes, weights }, rank, axis) => Math.floor(rank / weights[axis]) % sizes[axis];
-
-for (const flow of given.flows) flow.at = flow.sides.map(weightsOf);
-
-function* pairsOf(routes) {
-  for (let i = 0; i < routes.length; i += 6) {
-    const [start, stop, step, source, sourceStep, link] = routes.slice(i, i + 6);
-    for (let k = 0, target = start; target < stop; k++, target += step) yield [target, source + k * sourceStep, link];
+  flow.processes = []; // [component, rank] of each receiver
+  for (let i = 0; i < flow.receivers.length; i += 4) {
+    const [component, first, step, count] = flow.receivers.slice(i, i + 4);
+    for (let k = 0; k < count; k++) flow.processes.push([component, first + k * step]);
   }
+  flow.receiverOf = new Map(flow.processes.map(([component, rank], receiver) => [`${component}/${rank}`, receiver]));
 }
+const senderOf = ({ strides }, tp, pp, dp) => tp * strides.tp + pp * strides.pp + dp * strides.dp;
 
-/** Every hand-over of a flow: [source rank, target rank, link]. */
+/** Every transfer of a schedule: [sender, receiver, distance, bytes]. */
 function edgesOf(flow) {
   if (flow.edges) return flow.edges;
   flow.edges = [];
-  for (const [sourceTp, sourceStage, targetTp, targetStage, , routes] of flow.pieces)
-    for (const [dp, sourceDp, link] of pairsOf(routes))
-      flow.edges.push([rankAt(flow.at[0], sourceTp, sourceStage, sourceDp), rankAt(flow.at[1], targetTp, targetStage, dp), link]);
+  for (const [tp, stage, bytes, routes] of flow.parts)
+    for (let i = 0; i < routes.length; i += 6) {
+      const [start, stop, step, source, sourceStep, distance] = routes.slice(i, i + 6);
+      for (let k = 0, receiver = start; receiver < stop; k++, receiver += step) flow.edges.push([senderOf(flow, tp, stage, source + k * sourceStep), receiver, distance, bytes]);
+    }
   return flow.edges;
 }
 
-/** What a process gets (end 1) or sends (end 0), by link: bytes and peers. */
-function flowsOf(c, r, end) {
-  const found = LINKS.map(() => ({ bytes: 0, peers: new Map() }));
+/** What a process receives (isTarget) or sends, by distance: bytes and the other processes. */
+function flowsOf(c, r, isTarget) {
+  const found = DISTANCES.map(() => ({ bytes: 0, peers: new Map() }));
   for (const flow of given.flows) {
-    if ((end ? flow.target : flow.source) !== c) continue;
-    const { starts } = flowTable(components[c]);
-    const other = components[end ? flow.source : flow.target];
-    const otherRanks = flowTable(other).ranks;
-    for (let rank = starts[r]; rank < starts[r + 1]; rank++) {
-      const [tp, pp, dp] = ["tp", "pp", "dp"].map((axis) => coordinate(flow.at[end], rank, axis));
-      for (const [sourceTp, sourceStage, targetTp, targetStage, bytes, routes] of flow.pieces) {
-        if (end ? targetTp !== tp || targetStage !== pp : sourceTp !== tp || sourceStage !== pp) continue;
-        for (const [targetDp, sourceDp, link] of pairsOf(routes)) {
-          if ((end ? targetDp : sourceDp) !== dp) continue;
-          const peerRank = end ? rankAt(flow.at[0], sourceTp, sourceStage, sourceDp) : rankAt(flow.at[1], targetTp, targetStage, targetDp);
-          const peer = otherRanks[peerRank];
-          found[link].bytes += bytes;
-          found[link].peers.set(peer + other.index * 1e9, [other.index, peer]);
-        }
-      }
+    const wanted = isTarget ? flow.receiverOf.get(`${c}/${r - (r % components[c].members)}`) : flow.source === c ? r : undefined;
+    if (wanted === undefined) continue;
+    for (const [sender, receiver, distance, bytes] of edgesOf(flow)) {
+      if ((isTarget ? receiver : sender) !== wanted) continue;
+      const peer = isTarget ? [flow.source, sender] : flow.processes[receiver];
+      found[distance].bytes += bytes;
+      found[distance].peers.set(peer.join("/"), peer);
     }
   }
   return found;
 }
-const flowsInto = (c, r) => flowsOf(c, r, 1);
-const flowsFrom = (c, r) => flowsOf(c, r, 0);
+const flowsInto = (c, r) => flowsOf(c, r, true);
+const flowsFrom = (c, r) => flowsOf(c, r, false);
 
 // Drawing
 let linkCanvas = null;
@@ -101,7 +81,7 @@ function addLinkCanvas() {
   map.append(linkCanvas);
 }
 
-/** Where an accelerator is on the map, for all that are shown: [x, y, width, height of each component's part]. */
+/** The places of all accelerators that are shown: [x, y, width, y of each component's part]. */
 function positions() {
   const origin = map.getBoundingClientRect();
   const found = new Map();
@@ -121,7 +101,7 @@ function positions() {
   return found;
 }
 
-/** Where the part of a component is in an accelerator; undefined where that is not shown. */
+/** The place of a component's part of an accelerator; undefined if the accelerator is not shown. */
 function partAt(at, cell, c) {
   const place = at.get(cell);
   return place && place[3] ? [place[0], place[3].get(c) ?? place[1], place[2]] : place;
@@ -211,25 +191,31 @@ function drawGroups(pen, at, isFar, pointed) {
 }
 
 function drawWeights(pen, at, isFar, pointed) {
+  const firstCell = (c, r) => (components[c].looks[r][2] < 0 ? -1 : cellOf(components[c].node[r], components[c].looks[r][2]));
+  const byDistance = [[], [], []];
   for (const flow of given.flows) {
-    if (!isShown(components[flow.source]) && !isShown(components[flow.target])) continue;
-    const [from, to] = [flowTable(components[flow.source]), flowTable(components[flow.target])];
-    const concerned = pointed && (pointed[0] === flow.source || pointed[0] === flow.target);
-    const byLink = [[], [], []];
-    for (const [source, target, link] of edgesOf(flow)) {
-      if (concerned && (pointed[0] === flow.source ? from.ranks[source] : to.ranks[target]) !== pointed[1]) continue;
-      const [start, end] = [partAt(at, from.cells[source], flow.source), partAt(at, to.cells[target], flow.target)];
-      if (start && end) byLink[link].push([start, end, isFar ? 0 : 5]);
+    const isPointedSource = pointed && pointed[0] === flow.source;
+    const isPointedTarget = pointed && flow.processes.some(([c]) => c === pointed[0]);
+    const wanted = isPointedTarget ? flow.receiverOf.get(`${pointed[0]}/${pointed[1] - (pointed[1] % components[pointed[0]].members)}`) : undefined;
+    for (const [sender, receiver, distance] of edgesOf(flow)) {
+      const [c, r] = flow.processes[receiver];
+      if (!isShown(components[flow.source]) && !isShown(components[c])) continue;
+      if (isPointedSource && sender !== pointed[1]) continue;
+      if (isPointedTarget && receiver !== wanted) continue;
+      const from = firstCell(flow.source, sender);
+      const [start, end] = [partAt(at, from, flow.source), partAt(at, distance === 0 ? from : firstCell(c, r), c)];
+      if (start && end) byDistance[distance].push([start, end, isFar ? 0 : 5]);
     }
-    drawInPlace(pen, byLink[0], isFar);
-    const fade = (edges) => Math.max(0.15, Math.min(1, 120 / (edges.length || 1)));
-    stroke(pen, byLink[1], variable("--near"), isFar ? 0.8 : 1.6, fade(byLink[1]), isFar ? "" : variable("--card"));
-    stroke(pen, byLink[2], variable("--cross"), isFar ? 1 : 2.4, fade(byLink[2]), isFar || byLink[2].length > 200 ? "" : variable("--card"));
-    if (!isFar) for (const [edges, colour] of [[byLink[1], "--near"], [byLink[2], "--cross"]]) dots(pen, edges.map(([, end]) => end), variable(colour), 3.5);
   }
+  const [same, node, network] = byDistance;
+  drawInPlace(pen, same, isFar);
+  const fade = (edges) => Math.max(0.15, Math.min(1, 120 / (edges.length || 1)));
+  stroke(pen, node, variable("--near"), isFar ? 0.8 : 1.6, fade(node), isFar ? "" : variable("--card"));
+  stroke(pen, network, variable("--cross"), isFar ? 1 : 2.4, fade(network), isFar || network.length > 200 ? "" : variable("--card"));
+  if (!isFar) for (const [edges, colour] of [[node, "--near"], [network, "--cross"]]) dots(pen, edges.map(([, end]) => end), variable(colour), 3.5);
 }
 
-/** Weights that stay on their accelerator: from the one part of it to the other. */
+/** Weights that stay on their accelerator: a line from the sender's part to the receiver's. */
 function drawInPlace(pen, edges, isFar) {
   if (isFar) return dots(pen, edges.map(([, end]) => end), variable("--here"), 1.5);
   const moved = edges.map(([start, end]) => [[start[0] - start[2] / 2 + 10, start[1]], [end[0] - end[2] / 2 + 10, end[1]], 0]);
@@ -238,7 +224,7 @@ function drawInPlace(pen, edges, isFar) {
   dots(pen, moved.flatMap(([start, end]) => [start, end]), variable("--here"), 3.5);
 }
 
-/** What the lines mean, with their numbers. */
+/** Show what the lines mean, with their numbers. */
 function sayLinks() {
   const box = document.getElementById("links-say");
   box.replaceChildren();

@@ -1,7 +1,7 @@
-// Pointing, pressing, going somewhere; the legend, the switches, the colours.
+// Pointer, keyboard and links of the page; the legend, the switches and the colours.
 const legend = document.getElementById("legend");
 
-/** Shows a place: {process} or {cells} or {nodes}, kept until Esc; or {rack}. */
+/** Show {process}, {cells} or {nodes} until Esc is pressed; or {rack}. */
 function goTo(place) {
   if ("rack" in place) {
     view.kept = view.pointed = null;
@@ -25,7 +25,7 @@ function goTo(place) {
   }
 }
 
-/** What the panel says while nothing is pointed at. */
+/** The text of the panel while nothing is selected. */
 function describe() {
   const kept = view.kept;
   if (!kept) showHelp();
@@ -34,7 +34,7 @@ function describe() {
   else if (kept.nodes) showNode(nodes[kept.nodes[0]], true);
 }
 
-/** Makes an accelerator the one that Tab reaches, and perhaps goes there. */
+/** Make an accelerator the one that Tab reaches, and optionally focus it. */
 function reach(element, withFocus) {
   for (const other of map.querySelectorAll('.cell[tabindex="0"]')) other.tabIndex = -1;
   element.tabIndex = 0;
@@ -230,7 +230,7 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 system.addEventListener("change", () => setTheme(theme));
 
-// Links of the page: #n0g3, #n0, #actor[3]; and from problems to what they concern
+// Links of the page: #n0g3, #n0, #actor[3]; and links from problems to their places
 function followHash() {
   const hash = decodeURIComponent(location.hash.slice(1));
   const place = /^n(\d+)(?:g(\d+))?$/.exec(hash);
@@ -270,7 +270,7 @@ window.addEventListener("resize", () => {
 setTheme(kept("roost-theme") || "auto");
 drawLegend();
 addSwitch("show-groups", "showsGroups", components.some((component) => groupsOf(component).length), "No component has tensor-parallel groups");
-addSwitch("show-weights", "showsWeights", given.flows.length > 0, "The plan does not say how weights flow: it takes one trainer, and engines that are alike");
+addSwitch("show-weights", "showsWeights", given.flows.length > 0, "The plan has no transfer schedule: that takes exactly one trainer, whose parallel sizes fit, and engines");
 drawMap(null);
 describe();
 followHash();

@@ -1,4 +1,4 @@
-// Racks, nodes and accelerators as elements: what is shown of a small cluster, and of one rack of a large one.
+// Racks, nodes and accelerators as elements, for a small cluster and for one rack of a large cluster.
 const map = document.getElementById("map");
 const view = { rack: null, alone: null, kept: null, pointed: null, showsGroups: false, showsWeights: false, cells: new Map(), far: [] };
 const isLarge = accelerators > 256 || nodes.length > 48;
@@ -97,7 +97,7 @@ function bareElement(node) {
   return box;
 }
 
-/** Draws the cluster from afar, or one rack, or all racks where they are few. */
+/** Draw the overview of a large cluster, or one rack, or all racks if they are few. */
 function drawMap(rack) {
   view.rack = rack;
   view.cells = new Map();
@@ -153,7 +153,7 @@ function drawCrumbs() {
   );
 }
 
-/** Shows one component alone, or all. */
+/** Show one component alone, or all. */
 function markAlone() {
   const alone = view.alone;
   for (const element of map.querySelectorAll(".part, .chip, .bar i")) element.classList.toggle("dim", alone !== null && Number(element.dataset.c) !== alone);
@@ -162,7 +162,7 @@ function markAlone() {
   drawLinks();
 }
 
-/** Outlines what is kept, or pointed at: all accelerators of a process, and its parts. */
+/** Outline all accelerators of the selected process, and its parts of them. */
 function markProcess(process) {
   for (const element of map.querySelectorAll(".same")) element.classList.remove("same");
   view.pointed = process;

@@ -1,6 +1,6 @@
-"""Two descriptions of the same machines compared: what a plan was made on, and what is there.
+"""Compare two descriptions of the same nodes: the ones of a plan, and the ones of a cluster.
 
-A description may leave things out: ``2x8`` knows no names, addresses or models. What one side does
+A description may leave facts out: ``2x8`` has no names, addresses or models. A fact that one side does
 not know is never a difference.
 """
 
@@ -17,26 +17,28 @@ from roost.errors import counted
 from roost.ranks import format_ranks
 from roost.topology import Node, Topology
 
-__all__ = ["MachineChange", "Uuids", "compare_machines", "device_uuids", "fingerprint"]
+__all__ = ["NodeChange", "NodeUuids", "accelerator_uuids", "compare_nodes", "fingerprint"]
 
 _MEMORY_SLACK = 0.05
-"""Drivers keep a little of a card's memory for themselves: 80 GiB are measured as 79.6."""
+"""Relative difference of memory that is ignored: drivers reserve some, so that 80 GiB are measured as 79.6."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 
-Uuids = Sequence[Sequence[str]]
+NodeUuids = Sequence[Sequence[str]]
+"""UUIDs of the accelerators of each node; empty for a node whose UUIDs are unknown."""
 
 
 @dataclass(frozen=True)
-class MachineChange:
-    """One thing that is not the same on both sides.
+class NodeChange:
+    """One difference between the planned nodes and the nodes that were found.
 
     Attributes:
-        kind: ``gone`` and ``further`` machines, ``other`` ones in their place, another ``order``, or a ``fact``.
-        node_ranks: The nodes that it is true of, by rank on the first side (``further``: on the second).
+        kind: ``gone`` (the node is missing), ``further`` (an additional node), ``other`` (another node in its place),
+            ``order`` (the node has another rank), or ``fact`` (a fact about the node differs).
+        node_ranks: The nodes with this difference, by planned rank (``further``: by rank in the second description).
         what: The fact, such as ``address`` or ``GPU 3``.
-        planned: What it is on the first side.
-        found: What it is on the second.
+        planned: Its value in the first description.
+        found: Its value in the second description.
     """
 
     kind: Literal["gone", "further", "other", "order", "fact"]
@@ -54,73 +56,74 @@ class MachineChange:
         return f"{self.nodes}: {self.what}: planned {self.planned}, found {self.found}"
 
 
-def device_uuids(machines: Any) -> tuple[tuple[str, ...], ...]:
-    """The UUIDs of every node's accelerators; empty for a node whose driver does not tell, or for a topology.
+def accelerator_uuids(cluster: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the UUIDs of the accelerators of each node of a live cluster.
 
-    An accelerator that does not answer has an empty UUID.
+    A node whose driver reports none has an empty entry, and so has every node of a topology. An accelerator that did
+    not answer has an empty UUID.
     """
-    topology = Topology.of(machines)
-    measured: Callable[[int], Any] | None = getattr(machines, "get_node_info", None)
+    topology = Topology.of(cluster)
+    measured: Callable[[int], Any] | None = getattr(cluster, "get_node_info", None)
     if measured is None:
         return ((),) * topology.num_nodes
     uuids = [tuple(device.uuid for device in measured(node.rank).accelerators) for node in topology.nodes]
     return tuple(found if any(found) else () for found in uuids)
 
 
-def fingerprint(topology: Topology, uuids: Uuids = ()) -> str:
-    """A short text that is the same for the same machines in the same order."""
+def fingerprint(topology: Topology, uuids: NodeUuids = ()) -> str:
+    """Return a short hash that is equal for the same nodes in the same order."""
     text = Topology(topology.nodes).to_json() + repr([list(found) for found in uuids if found])
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def compare_machines(
-    planned: Topology, found: Topology, planned_uuids: Uuids = (), found_uuids: Uuids = ()
-) -> list[MachineChange]:
-    """Everything that differs, like nodes together; nothing where the sides say the same.
+def compare_nodes(
+    planned: Topology, found: Topology, planned_uuids: NodeUuids = (), found_uuids: NodeUuids = ()
+) -> list[NodeChange]:
+    """Return all differences, with nodes that have the same difference in one entry.
 
-    A machine is known again by the UUIDs of its accelerators, else by its address, else by its name.
+    A node is recognised by the UUIDs of its accelerators, else by its address, else by its name.
     """
     ours = _Side(planned.nodes, planned_uuids)
     theirs = _Side(found.nodes, found_uuids)
     pairs = _match(ours, theirs)
     there = set(pairs.values())
-    single: list[MachineChange] = []
+    single: list[NodeChange] = []
     for rank, node in enumerate(ours.nodes):
         at = pairs.get(rank)
         if at is not None:
             if at != rank:
-                single.append(MachineChange("order", (rank,), "order", f"as node {rank}", f"as node {at}"))
+                single.append(NodeChange("order", (rank,), "order", f"as node {rank}", f"as node {at}"))
             single += _facts(ours, theirs, rank, at)
         elif rank < len(theirs.nodes) and rank not in there:
-            single.append(MachineChange("other", (rank,), "machine", _identity(node), _identity(theirs.nodes[rank])))
-            single += _cards(rank, node, theirs.nodes[rank])
+            single.append(NodeChange("other", (rank,), "machine", _identity(node), _identity(theirs.nodes[rank])))
+            single += _accelerator_facts(rank, node, theirs.nodes[rank])
         else:
-            single.append(MachineChange("gone", (rank,), "machine", _identity(node), "none: it is gone"))
+            single.append(NodeChange("gone", (rank,), "machine", _identity(node), "none: it is gone"))
     for rank, node in enumerate(theirs.nodes):
         if rank not in there and (rank >= len(ours.nodes) or rank in pairs):
-            single.append(MachineChange("further", (rank,), "machine", "none", _identity(node)))
-    return _together(single)
+            single.append(NodeChange("further", (rank,), "machine", "none", _identity(node)))
+    return _merged(single)
 
 
 class _Side:
-    """Nodes of one side, and who has which UUID, address and name."""
+    """Nodes of one side, with lookups by UUID, address and name."""
 
-    def __init__(self, nodes: Sequence[Node], uuids: Uuids) -> None:
+    def __init__(self, nodes: Sequence[Node], uuids: NodeUuids) -> None:
         self.nodes = nodes
         self.uuids = [tuple(uuids[i]) if i < len(uuids) else () for i in range(len(nodes))]
         self.by_uuid = {uuid: rank for rank, found in enumerate(self.uuids) for uuid in found if uuid}
-        self.by_address = _only_ones([node.address for node in nodes])
-        self.by_name = _only_ones([node.name for node in nodes])
+        self.by_address = _unique_ranks([node.address for node in nodes])
+        self.by_name = _unique_ranks([node.name for node in nodes])
 
 
-def _only_ones(texts: Sequence[str]) -> dict[str, int]:
-    """Rank by text, for the texts that only one node has: nodes of one computer share its name."""
+def _unique_ranks(texts: Sequence[str]) -> dict[str, int]:
+    """Return rank by text for the texts that only one node has. Several nodes on one computer share its name."""
     counts = Counter(texts)
     return {text: rank for rank, text in enumerate(texts) if text and counts[text] == 1}
 
 
 def _match(ours: _Side, theirs: _Side) -> dict[int, int]:
-    """Rank here → rank there of the machines that are on both sides."""
+    """Return planned rank → found rank of the nodes that are on both sides."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
 
@@ -135,13 +138,13 @@ def _match(ours: _Side, theirs: _Side) -> dict[int, int]:
         for text, rank in mine.items():
             pair(rank, other.get(text))
     for rank in range(min(len(ours.nodes), len(theirs.nodes))):
-        if not _are_known_apart(ours, theirs, rank):
+        if not _are_distinguishable(ours, theirs, rank):
             pair(rank, rank)
     return pairs
 
 
-def _are_known_apart(ours: _Side, theirs: _Side, rank: int) -> bool:
-    """Whether both sides say who the machine is; two that did and were not matched are different ones."""
+def _are_distinguishable(ours: _Side, theirs: _Side, rank: int) -> bool:
+    """Return whether both sides identify the node. Two identified nodes that did not match are different nodes."""
     mine, other = ours.nodes[rank], theirs.nodes[rank]
     return bool(
         (ours.uuids[rank] and theirs.uuids[rank])
@@ -159,51 +162,51 @@ def _identity(node: Node) -> str:
     return f"{known[0]} ({known[1]})" if len(known) == 2 else known[0]
 
 
-def _facts(ours: _Side, theirs: _Side, rank: int, at: int) -> Iterator[MachineChange]:
+def _facts(ours: _Side, theirs: _Side, rank: int, at: int) -> Iterator[NodeChange]:
     mine, other = ours.nodes[rank], theirs.nodes[at]
     for what, planned, found in (("name", mine.name, other.name), ("address", mine.address, other.address)):
         if planned and found and planned != found:
-            yield MachineChange("fact", (rank,), what, planned, found)
-    yield from _cards(rank, mine, other)
+            yield NodeChange("fact", (rank,), what, planned, found)
+    yield from _accelerator_facts(rank, mine, other)
     planned_uuids, found_uuids = ours.uuids[rank], theirs.uuids[at]
     if len(planned_uuids) == len(found_uuids):
         for local, (planned, found) in enumerate(zip(planned_uuids, found_uuids, strict=True)):
             if planned != found:
-                yield MachineChange(
+                yield NodeChange(
                     "fact", (rank,), f"{mine.accelerator_type.noun} {local}", planned or "none", found or "none"
                 )
 
 
-def _cards(rank: int, mine: Node, other: Node) -> Iterator[MachineChange]:
-    """How the accelerators of two nodes differ: number, vendor, model, memory, ids."""
+def _accelerator_facts(rank: int, mine: Node, other: Node) -> Iterator[NodeChange]:
+    """Yield how the accelerators of two nodes differ: number, vendor, model, memory, ids."""
     nouns = {node.accelerator_type.noun for node in (mine, other) if node.accelerator_ids}
     noun = nouns.pop() if len(nouns) == 1 else "accelerator"
     if mine.num_accelerators != other.num_accelerators:
         counts = (str(mine.num_accelerators), str(other.num_accelerators))
-        yield MachineChange("fact", (rank,), f"{noun}s", *counts)
+        yield NodeChange("fact", (rank,), f"{noun}s", *counts)
     if not mine.accelerator_ids or not other.accelerator_ids:
         return
     if mine.accelerator_type != other.accelerator_type:
         vendors = (mine.accelerator_type.name, other.accelerator_type.name)
-        yield MachineChange("fact", (rank,), f"{noun} vendor", *vendors)
+        yield NodeChange("fact", (rank,), f"{noun} vendor", *vendors)
     if not _same_model(mine.accelerator_model, other.accelerator_model):
-        yield MachineChange("fact", (rank,), f"{noun} model", mine.accelerator_model, other.accelerator_model)
+        yield NodeChange("fact", (rank,), f"{noun} model", mine.accelerator_model, other.accelerator_model)
     planned, found = mine.accelerator_memory_gib, other.accelerator_memory_gib
     if planned is not None and found is not None and abs(planned - found) > _MEMORY_SLACK * max(planned, found):
-        yield MachineChange("fact", (rank,), f"{noun} memory", f"{planned:g} GiB", f"{found:g} GiB")
+        yield NodeChange("fact", (rank,), f"{noun} memory", f"{planned:g} GiB", f"{found:g} GiB")
     if mine.num_accelerators == other.num_accelerators and mine.accelerator_ids != other.accelerator_ids:
         ids = (",".join(mine.accelerator_ids), ",".join(other.accelerator_ids))
-        yield MachineChange("fact", (rank,), f"{noun} ids", *ids)
+        yield NodeChange("fact", (rank,), f"{noun} ids", *ids)
 
 
 def _same_model(planned: str, found: str) -> bool:
-    """``H200`` is what a driver calls ``H200 SXM 141GB``; ``H20`` is not. An unknown one is any."""
+    """Return whether two names can mean one model: ``H200`` and ``H200 SXM 141GB``, but not ``H20``; or one is empty."""
     mine, other = set(_WORD.findall(planned.lower())), set(_WORD.findall(found.lower()))
     return mine <= other or other <= mine
 
 
-def _together(single: Sequence[MachineChange]) -> list[MachineChange]:
-    """The same change on several nodes is said once; so is a shift of consecutive nodes."""
+def _merged(single: Sequence[NodeChange]) -> list[NodeChange]:
+    """Merge equal changes of several nodes into one, and shifts of consecutive nodes."""
     ranks: dict[tuple[Any, ...], list[int]] = {}
     shifts: list[tuple[int, list[int]]] = []
     for change in single:
@@ -222,8 +225,8 @@ def _together(single: Sequence[MachineChange]) -> list[MachineChange]:
             by = shifts[key[1] - 1][0]
             word = "nodes" if len(nodes) > 1 else "node"
             before, after = format_ranks(nodes), format_ranks(rank + by for rank in nodes)
-            change = MachineChange("order", tuple(nodes), "order", f"as {word} {before}", f"as {word} {after}")
+            change = NodeChange("order", tuple(nodes), "order", f"as {word} {before}", f"as {word} {after}")
         else:
-            change = MachineChange(key[0], tuple(nodes), *key[1:])
+            change = NodeChange(key[0], tuple(nodes), *key[1:])
         together.append(change)
     return together

@@ -15,7 +15,7 @@ from roost.topology import Topology
 
 if TYPE_CHECKING:
     from roost.plan import Plan
-    from roost.plan.lock import Lock
+    from roost.plan.lock_file import LockFile
 
 __all__ = ["KeptPlan", "write_lock"]
 
@@ -24,7 +24,7 @@ _MOST_SHOWN = 20
 
 def write_lock(
     path: str, plan: Plan, args: Namespace, machines: Any = None, findings: Iterable[Finding] = ()
-) -> Lock | None:
+) -> LockFile | None:
     """Writes the lock of a plan and says where; a plan with problems is not kept.
 
     Args:
@@ -35,7 +35,7 @@ def write_lock(
         findings: What the plan's check found.
     """
     from roost.cli.files import write_file
-    from roost.plan.lock import Lock
+    from roost.plan.lock_file import LockFile
 
     if any(finding.is_problem for finding in findings):
         sys.stdout.flush()
@@ -43,7 +43,7 @@ def write_lock(
         return None
     seen_from = os.path.dirname(os.path.abspath(path))
     job_file = os.path.relpath(os.path.abspath(args.job), seen_from)
-    lock = Lock.of(plan, machines, job_file, _hash_of(args.job), args.values)
+    lock = LockFile.of(plan, machines, job_file, _hash_of(args.job), args.values)
     write_file(path, lock.to_json())
     known = ", with the UUIDs of its accelerators" if any(lock.uuids) else ""
     line = f"wrote {path}: {lock.topology.describe()}{known}, fingerprint {lock.fingerprint}"
@@ -54,7 +54,7 @@ def write_lock(
 class KeptPlan:
     """The plan of ``--lock``: as it was kept, or with ``--relock`` made anew."""
 
-    def __init__(self, args: Namespace, lock: Lock | None) -> None:
+    def __init__(self, args: Namespace, lock: LockFile | None) -> None:
         self.args = args
         self.path: str = args.lock
         self.lock = lock
@@ -104,7 +104,7 @@ class KeptPlan:
                 _show_diff(f"{self.path} as it was", "now", before, lock)
         return plan
 
-    def _check_machines(self, lock: Lock, machines: Any) -> None:
+    def _check_machines(self, lock: LockFile, machines: Any) -> None:
         differences = lock.differences(machines)
         if differences:
             lines = [str(difference) for difference in differences]
@@ -125,10 +125,10 @@ class KeptPlan:
         if further > 0:
             print_view(f"{self.path} leaves {counted(further, 'further node')} alone")
 
-    def _check_job(self, lock: Lock, config: Any) -> None:
+    def _check_job(self, lock: LockFile, config: Any) -> None:
         """A job file may change in what places nothing; what it places is what was kept."""
         from roost.plan import Plan
-        from roost.plan.lock import Lock
+        from roost.plan.lock_file import LockFile
 
         job = self.args.job
         if lock.is_of(_hash_of(job), self.args.values):
@@ -139,14 +139,14 @@ class KeptPlan:
         except RoostError as error:
             message = f"{job} has changed since {self.path} was made, and cannot be placed on its machines"
             raise RoostError([Finding("K202", message), *error.findings]) from None
-        if not _show_diff(self.path, job, lock, Lock(now, uuids=lock.uuids), is_quiet=True):
+        if not _show_diff(self.path, job, lock, LockFile(now, uuids=lock.uuids), is_quiet=True):
             print_view(f"{job} has changed since {self.path} was made; every process stays where it was")
             return
         message = f"{job} has changed since {self.path} was made, and places something else"
         raise RoostError([Finding("K202", message, fixes=fixes)])
 
 
-def _show_diff(before_name: str, after_name: str, before: Lock, after: Lock, is_quiet: bool = False) -> bool:
+def _show_diff(before_name: str, after_name: str, before: LockFile, after: LockFile, is_quiet: bool = False) -> bool:
     """Shows what changes; returns whether anything does. Quiet: says nothing where nothing changes."""
     from roost.plan.diff import diff_plans
     from roost.report.diff import draw_diff
@@ -158,9 +158,9 @@ def _show_diff(before_name: str, after_name: str, before: Lock, after: Lock, is_
     return bool(diff)
 
 
-def _read(args: Namespace) -> Lock | None:
+def _read(args: Namespace) -> LockFile | None:
     """The lock that is there; ``None`` where it is to be written anew and cannot be read."""
-    from roost.plan.lock import Lock
+    from roost.plan.lock_file import LockFile
 
     if not os.path.exists(args.lock):
         if args.relock:
@@ -168,7 +168,7 @@ def _read(args: Namespace) -> Lock | None:
         fixes = (Fix("make it now", "--relock"), Fix("or before", f"roost plan … --lock {args.lock}"))
         raise UsageError([Finding("U132", f"there is no lock {args.lock}", fixes=fixes)])
     try:
-        return Lock.load(args.lock)
+        return LockFile.load(args.lock)
     except ConfigError as error:
         if not args.relock or not _is_broken(error.codes):
             raise
@@ -182,7 +182,7 @@ def _is_broken(codes: Sequence[str]) -> bool:
 
 
 def _hash_of(job: str) -> str:
-    from roost.plan.lock import text_hash
+    from roost.plan.lock_file import text_hash
 
     try:
         with open(job, "rb") as file:
