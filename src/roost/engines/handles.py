@@ -182,9 +182,10 @@ class ExternalEngine:
         deadline = Deadline(timeout_s)
         try:
             self.post("pause_generation", {"mode": mode}, timeout_s)
-        except RolloutError:
+        except RolloutError as error:
             if mode == "abort":
                 raise
+            logger.info("%s cannot be paused with mode %r: %s", self.url, mode, error.findings[0].message)
             self.post("pause_generation", {"mode": "abort"}, deadline.left_s())
 
     def location(self, member: int) -> tuple[int, int]:

@@ -162,8 +162,8 @@ def _check_causal(model: Any) -> None:
         raise RolloutError([Finding("E120", message)]) from error
     difference = (logits[0] - logits[1]).abs().max()
     if difference > 16 * torch.finfo(logits.dtype).eps * logits.abs().max():
-        message = f"{type(model).__name__} is not causal: what it says of a token changes with the next one"
-        fixes = (Fix("where the model can be both", f'"is_decoder": true in its {CONFIG}'),)
+        message = f"{type(model).__name__} is not causal: its output for a token changes with the next token"
+        fixes = (Fix("if the model has a causal mode", f'"is_decoder": true in its {CONFIG}'),)
         raise RolloutError([Finding("E120", message, fixes=fixes)])
 
 

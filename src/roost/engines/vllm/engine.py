@@ -153,8 +153,12 @@ class VllmEngine(Engine):
             problems.append(Finding("E123", message, rule=rule))
         if problems:
             raise RolloutError(problems)
-        with contextlib.suppress(OSError, ValueError):  # the file is optional
+        try:
             config.update(json.loads((self._model / "generation_config.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            pass  # the file is optional
+        except (OSError, ValueError, TypeError) as error:
+            self.log.warning("generation_config.json of %s is ignored: %s", self._model, error)
         eos = config.get("eos_token_id")
         self._eos = [int(token) for token in (eos if isinstance(eos, list) else [eos]) if token is not None]
         self._is_tied = bool(config.get("tie_word_embeddings"))
