@@ -92,7 +92,7 @@ def test_what_is_on_another_device_is_copied() -> None:
     weights = ModuleWeights(module, torch.device("meta"))
     weights.alias({"weight": torch.eye(4)}, MemoryOwner(os.getpid()))
     weights.drop_aliases()
-    assert weights.is_here
+    assert weights.can_compute
     assert (module.weight.device.type, module.weight.numel()) == ("meta", 16)  # its own, as before
 
 

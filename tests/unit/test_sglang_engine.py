@@ -363,13 +363,13 @@ def test_memory_is_given_and_taken(engine: SglangEngine) -> None:
 def test_an_update_that_fails_ends_it(home: Path) -> None:
     with serving(home, EnginePlace()) as engine:
         wrong = {**tiny(1).state_dict(), "scale": torch.ones(3)}
-        with pytest.raises(roost.RolloutError, match=r"was not taken, and the engine was ended.*load weight \(3,\)"):
+        with pytest.raises(roost.RolloutError, match=r"was not loaded, and the engine was stopped.*load weight \(3,\)"):
             engine.load_weights(wrong, 1)
         assert engine.version == 0
-        with pytest.raises(roost.RolloutError, match="was not taken") as error:
+        with pytest.raises(roost.RolloutError, match="was not loaded") as error:
             engine.health()
         assert error.value.codes == ("E124",)
-        wait_for(lambda: "version 1 of the weights was not taken" in engine.ended(), "its end")
+        wait_for(lambda: "version 1 of the weights was not loaded" in engine.ended(), "its end")
 
 
 def interpreter(folder: Path, free_gib: float, total_gib: float) -> dict[str, Any]:

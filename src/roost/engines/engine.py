@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from roost.engines.keys import make_key
 from roost.errors import Finding, RolloutError, counted
@@ -158,6 +158,9 @@ class EngineOutput:
         return cls(tokens, logprobs, list(versions), reason, int(meta.get("prompt_tokens") or 0))
 
 
+EngineType = TypeVar("EngineType", bound="Engine")
+
+
 class Engine(abc.ABC):
     """An inference engine; one object per member, each in its own process.
 
@@ -184,7 +187,7 @@ class Engine(abc.ABC):
 
     _defaults: _DefaultState
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+    def __new__(cls: type[EngineType], *args: object, **kwargs: object) -> EngineType:  # noqa: D102
         engine = super().__new__(cls)
         engine._defaults = _DefaultState()  # here, so that subclasses need not call super().__init__()
         return engine

@@ -121,7 +121,7 @@ class EngineWorker(Worker):
         os._exit(1)
 
     def status_note(self) -> str:
-        """Return the URL and the version of the weights, for ``roost watch``."""
+        """Return the URL and the version of the weights, as a note on the state of this worker."""
         if self._engine is None:
             return "no engine yet"
         return f"{self._url} weights {self._engine.version}".lstrip()

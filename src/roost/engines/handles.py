@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roost.engines.engine import EnginePlace
 from roost.engines.http_calls import ask
 from roost.errors import RolloutError
 from roost.plan import ComponentPlan, WeightTransport
@@ -49,7 +50,7 @@ class EngineHandle:
     is_alive: bool = True
     is_registered: bool = False
     incarnation: int = 1
-    places: list[Any] = field(default_factory=list)
+    places: list[EnginePlace] = field(default_factory=list)
     key: str = field(default="", repr=False)
 
     is_external = False
@@ -182,9 +183,10 @@ class ExternalEngine:
         deadline = Deadline(timeout_s)
         try:
             self.post("pause_generation", {"mode": mode}, timeout_s)
-        except RolloutError:
+        except RolloutError as error:
             if mode == "abort":
                 raise
+            logger.info("%s cannot be paused with mode %r: %s", self.url, mode, error.findings[0].message)
             self.post("pause_generation", {"mode": "abort"}, deadline.left_s())
 
     def location(self, member: int) -> tuple[int, int]:

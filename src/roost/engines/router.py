@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import threading
 import time
@@ -44,6 +45,8 @@ from roost.engines.server_process import LOG_LINES, ServerProcess
 from roost.errors import Finding, Fix, RolloutError, did_you_mean
 
 __all__ = ["RoutedWorker", "Router", "add_limit_s"]
+
+logger = logging.getLogger(__name__)
 
 POLICIES = ("cache_aware", "manual", "power_of_two", "random", "round_robin")
 PERIOD_S = 0.05
@@ -273,7 +276,8 @@ class Router:
             return False
         try:
             self._ask("GET", "/liveness")
-        except RolloutError:
+        except RolloutError as error:
+            logger.debug("not yet: %s", error.findings[0].message)
             return False
         return True
 

@@ -14,5 +14,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file: its modules would be found before those of the same name elsewhere
+    del sys.path[0]  # the folder of this file: its modules would shadow others of the same name
     main()

@@ -49,15 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m roost.engines.serve", description="Serves a model over HTTP, as SGLang does."
+        "python -m roost.engines.serve", description="Serve a model over HTTP with the routes of SGLang's servers."
     )
-    parser.add_argument("factory", metavar="module:factory", help="makes a torch module, or an engine")
+    parser.add_argument("factory", metavar="module:factory", help="a function that returns a torch module or an engine")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="port to bind (default: one is leased)")
+    parser.add_argument("--port", type=int, default=0, help="port to bind (default: a leased port)")
     parser.add_argument("--version", type=int, default=0, help="version of the weights (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where it computes (default: %(default)s)")
-    parser.add_argument("--context", type=int, help="longest sequence")
-    parser.add_argument("--batch-rows", type=int, default=8, help="sequences at once (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="device of the model (default: %(default)s)")
+    parser.add_argument("--context", type=int, help="maximum length of a sequence, in tokens")
+    parser.add_argument("--batch-rows", type=int, default=8, help="sequences in a batch (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     return parser
 

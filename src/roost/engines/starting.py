@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +17,8 @@ from roost.plan import ComponentPlan, Plan
 from roost.worker import GroupRequest, PerRank, WorkerGroup
 
 __all__ = ["EngineStarter"]
+
+logger = logging.getLogger(__name__)
 
 CONCURRENCY = 16
 """Number of calls that an engine's worker runs at once."""
@@ -52,10 +54,10 @@ class EngineStarter:
         self._timeout_s = timeout_s
 
     def check(self, components: Sequence[ComponentPlan]) -> None:
-        """Sees whether there is an engine for each component.
+        """Check that there is a factory for each component.
 
         Raises:
-            RolloutError: Where there is none (E201).
+            RolloutError: A component has no factory (E201).
         """
         if not isinstance(self._factories, Mapping):
             return
@@ -64,16 +66,16 @@ class EngineStarter:
             message = f"no engine is given for {', '.join(missing)}"
             raise RolloutError([Finding("E201", message, fixes=(Fix("add it", f'engine={{"{missing[0]}": …}}'),))])
 
-    def launch(self, component: ComponentPlan, plan: Plan | None = None, of: str = "") -> WorkerGroup:
+    def launch(self, component: ComponentPlan, plan: Plan | None = None, factory_of: str = "") -> WorkerGroup:
         """Start the worker processes of all engines of a component.
 
         Args:
             component: The component.
             plan: The plan; by default that of the job.
-            of: Name of the component whose factory creates the engines; by default that of ``component``.
+            factory_of: Name of the component whose factory creates the engines; by default that of ``component``.
         """
         given = self._factories
-        factory = given[of or component.name] if isinstance(given, Mapping) else given
+        factory = given[factory_of or component.name] if isinstance(given, Mapping) else given
         return GroupRequest(EngineWorker, (factory,)).launch(
             self._cluster, plan=plan or self._plan, component=component.name, max_concurrency=CONCURRENCY
         )
@@ -184,9 +186,11 @@ def _left(deadline: float) -> float:
 
 def _logs(handle: EngineHandle) -> tuple[str, ...]:
     """Return the last log lines of an engine; none if it does not answer within 5 s."""
-    with contextlib.suppress(RoostError):  # the lines only add to another error
+    try:
         return tuple(handle.call(0, "logs")[0].wait(5)[0].splitlines()[-LOG_LINES:])
-    return ()
+    except RoostError as error:  # the lines would only add to another error
+        logger.info("the log of %s cannot be read: %s", handle.name, error.findings[0].message)
+        return ()
 
 
 def _places(handle: EngineHandle, ports: Sequence[MemberPorts]) -> list[EnginePlace]:

@@ -1,7 +1,6 @@
-"""An engine that is an SGLang server.
+"""SGLang as an engine: SGLang's own server in a child process.
 
-SGLang speaks the router's format itself, so requests go to it directly. What Roost asks of it are its
-documented commands; which processes take part in them is SGLang's own business.
+SGLang's server has the router's format, so requests go to it directly. Roost controls it by its documented routes.
 """
 
 from __future__ import annotations
@@ -39,30 +38,33 @@ if TYPE_CHECKING:
 __all__ = ["SglangEngine"]
 
 HEALTH_S = 30.0
-"""How long a health check may take; SGLang gives one up after 20 s."""
+"""Seconds that a health check may take; SGLang gives up after 20 s."""
 IDLE_PERIOD_S = 0.1
+"""Seconds between two checks whether SGLang is idle."""
 REPORT_EXIT_S = 40.0
-"""How long an engine that ends while it starts stays for whoever asks for its health, and is told why."""
+"""Seconds that the worker of an engine that ends during its start stays alive, so that a health check gets the reason."""
 REPLY_S = 1.0
+"""Seconds that the worker stays alive after a failed update, so that the call that sent the weights gets the reason."""
 SOCKET_NAME_BYTES = len("torch-shm-dir-XXXXXX/manager.sock")
-"""The longest name of a socket that SGLang's processes make in their folder for temporary files: one of torch."""
+"""The longest path of a socket that SGLang's processes create in their folder for temporary files; this one is torch's."""
 BUCKET_BYTES = 2**29
+"""Bytes of a broadcast that SGLang receives at once while it is paused."""
 
 
 class SglangEngine(Engine):
     """Serves a model with SGLang, in a process of its own: ``functools.partial(SglangEngine, "/models/mine")``.
 
     Args:
-        model: The model's folder, as each of its nodes sees it.
+        model: The model's folder, as each of the engine's nodes sees it.
         options: More options of ``sglang.launch_server``, such as ``["--context-length", "8192"]``.
-        env: More variables of its environment.
+        env: More environment variables for SGLang.
         python: The interpreter that has SGLang; by default this one.
-        seed: Of its random numbers; engines count on from it.
-        offload: Whether its memory can be taken away and given back; by default on GPUs.
-        folder: Where weights are put that reach it through files. All its members must see it. By default
-            memory of its node.
-        timeout_s: How long it may take to obey a command.
-        version: Of the weights in the model's folder.
+        seed: Seed of SGLang's random numbers; the engine's index is added.
+        offload: Whether its GPU memory can be freed and taken again; by default true on GPUs.
+        folder: Folder for weights that reach SGLang through files; all members must see it. By default memory of the
+            node.
+        timeout_s: Seconds that a command may take.
+        version: Version of the weights in the model's folder.
     """
 
     takes_pieces = False
@@ -105,11 +107,11 @@ class SglangEngine(Engine):
     # Starting and ending -------------------------------------------------------------------
 
     def start(self, place: EnginePlace) -> str:
-        """Starts SGLang here; see :meth:`Engine.start`. :meth:`health` says when it serves.
+        """Start SGLang and return its base URL before it serves; see :meth:`Engine.start` and :meth:`health`.
 
         Raises:
-            RolloutError: Where there is no SGLang, or one that is too old (E122), or where the path of the private
-                runtime folder is too long (E123).
+            RolloutError: SGLang is missing or too old (E122), or the path of the private runtime folder is too long
+                (E123).
         """
         if self._is_stopped:
             raise stopped()
@@ -125,7 +127,7 @@ class SglangEngine(Engine):
         self.broadcast = "gloo" if is_cpu else "nccl"
         self.broadcast_sender = "roost.engines.sglang.sender:DirectSender"
         self.broadcast_ranks = ranks_of(place)
-        # A health check that generates would wait for as long as the engine is paused, and the router would drop it.
+        # A health check that generates would hang while the engine is paused, and the router would drop the engine.
         env = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
         if place.host.startswith("127."):
             env["GLOO_SOCKET_IFNAME"] = "lo"
@@ -152,9 +154,9 @@ class SglangEngine(Engine):
     def _temporary_files(self) -> dict[str, str]:
         """Return the variables that move SGLang's temporary files to a private folder.
 
-        SGLang's processes unpickle what comes over ZMQ sockets among its temporary files. In ``/tmp`` only the umask
-        would keep other users from connecting to them. Compiled kernels stay where torch has them by default: the
-        next engine can use them again.
+        SGLang's processes unpickle messages from ZMQ sockets among its temporary files. In ``/tmp`` only the umask
+        would keep other users from connecting to them. Compiled kernels stay in torch's default folder, so that the
+        next engine can reuse them.
         """
         variables = {"TMPDIR": socket_folder(self._temporary, SOCKET_NAME_BYTES)}
         if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
@@ -167,22 +169,24 @@ class SglangEngine(Engine):
 
     def _log_memory(self) -> None:
         if self._memory is None:
-            self.log.warning("the free memory of its GPUs cannot be measured; all of it is taken to be free")
+            self.log.warning(
+                "the free memory of the engine's GPUs is unknown; all of their memory is assumed to be free"
+            )
             return
         given_gib = self._place.gpu_share * self._memory.total_gib
         if self._memory.free_gib < given_gib:
-            text = "the plan gives it %.1f GiB of each GPU, and only %.1f GiB are free: it will have less memory for its cache"
+            text = "the plan gives the engine %.1f GiB of each GPU, but only %.1f GiB are free: its KV cache will be smaller"
             self.log.warning(text, given_gib, self._memory.free_gib)
 
     def _exit_finding(self, child: ServerProcess) -> Finding:
         return explain_exit(child, self._place, self._memory)
 
     def health(self) -> str:
-        """Nothing when it serves, else what is missing.
+        """Return why SGLang cannot serve; empty if it is healthy.
 
         Raises:
-            RolloutError: Where it will never serve: it has ended (E121), lacks what is needed, or obeys requests
-                without its key (E122).
+            RolloutError: It will never serve: it has ended (E121), lacks a route or accepts requests without its key
+                (E122), or failed to load weights (E124).
         """
         if self._is_stopped:
             return "it was stopped"
@@ -196,7 +200,8 @@ class SglangEngine(Engine):
             raise RolloutError([self._exit_finding(self._child)])
         if self._place.member:
             return ""
-        if not self._is_ready and not is_own_server(self._place.server_port):  # nobody else gets to see the key
+        # Another process may listen on the port; do not show it the key.
+        if not self._is_ready and not is_own_server(self._place.server_port):
             return f"it does not listen on port {self._place.server_port} yet"
         try:
             self._get("health" if self._is_ready else "health_generate")
@@ -209,7 +214,7 @@ class SglangEngine(Engine):
         return ""
 
     def _check_key(self) -> None:
-        """Raise E122 unless the server refuses who does not present its key."""
+        """Raise E122 unless the server rejects requests without its key."""
         try:
             ask(f"{self._url}/server_info", timeout_s=HEALTH_S)
         except RolloutError as error:
@@ -223,10 +228,11 @@ class SglangEngine(Engine):
         raise RolloutError([Finding("E122", message, rule=rule)])
 
     def _check_routes(self) -> None:
-        """Whether it has all commands; servers that do not list them are believed."""
+        """Raise E122 if the server lacks a route that Roost needs. Skip the check if it does not list its routes."""
         try:
             paths = self._get("openapi.json")["paths"]
-        except (RolloutError, KeyError, TypeError):
+        except (RolloutError, KeyError, TypeError) as error:
+            self.log.info("SGLang does not list its routes, so they are not checked: %s", error)
             return
         missing = [route for route in ROUTES if route not in paths]
         if missing:
@@ -235,8 +241,8 @@ class SglangEngine(Engine):
             raise RolloutError([Finding("E122", message, rule=f"SGLang {first} and newer have them")])
 
     def ended(self) -> str:
-        """Why it can never serve again; see :meth:`Engine.ended`."""
-        if self._failure:  # the answer to who sent the weights goes first
+        """Return why SGLang can never serve again, else an empty string; see :meth:`Engine.ended`."""
+        if self._failure:  # first let the call that sent the weights get its answer
             return self._failure if time.monotonic() - self._failed_s > REPLY_S else ""
         if self._is_stopped or self._child is None or self._child.is_alive():
             return ""
@@ -248,7 +254,7 @@ class SglangEngine(Engine):
         return "" if is_awaited else self._exit_finding(self._child).message
 
     def stop(self) -> None:
-        """Ends SGLang, with all its processes."""
+        """Stop SGLang with all its processes."""
         self._is_stopped = True
         if self._client is not None:
             self._client.close()
@@ -261,18 +267,18 @@ class SglangEngine(Engine):
         super().stop()
 
     def logs(self) -> str:
-        """SGLang's last lines."""
+        """Return the last lines of SGLang's log."""
         return self._child.described_logs(200) if self._child is not None else ""
 
     def info(self) -> dict[str, Any]:
-        """What SGLang says of itself, its keys left out."""
+        """Return SGLang's ``/server_info`` without keys."""
         found: dict[str, Any] = self._get("server_info") if self._url else {}
         return {name: value for name, value in found.items() if not name.endswith("api_key")}
 
     # Work ----------------------------------------------------------------------------------
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
-        """Samples for prompts; see :meth:`Engine.generate`."""
+        """Return samples for prompts; see :meth:`Engine.generate`."""
         if self._is_stopped or self._client is None:
             raise stopped()
         requests = [
@@ -283,10 +289,13 @@ class SglangEngine(Engine):
         return [output for outputs in self._client.generate_all(requests) for output in outputs]
 
     def pause(self, mode: str = "wait") -> None:
-        """Holds new requests, and returns when nothing is generated.
+        """Hold new requests, and return when no request is running.
 
-        SGLang has no way to finish what runs and hold what comes: ``wait`` waits for a moment in which it
-        has no request. One that comes in that very moment is answered with what there is of it.
+        SGLang cannot hold new requests while it finishes running ones: ``wait`` waits until it has no request at all.
+        A request that arrives at this moment is answered with its tokens so far.
+
+        Raises:
+            RolloutError: SGLang still had requests after ``timeout_s`` of the engine (E111).
         """
         check_mode(mode)
         if not self._url:
@@ -299,7 +308,7 @@ class SglangEngine(Engine):
         deadline = time.monotonic() + self.timeout_s
         while mode == "wait" and not self._is_halted and not self._is_idle():
             if time.monotonic() > deadline:
-                message = f"SGLang still had requests after {self.timeout_s:g} s, and was waited for to finish them"
+                message = f"SGLang still had running requests after {self.timeout_s:g} s of waiting"
                 fixes = (Fix("end them", 'pause("abort")'), Fix("or wait longer", "SglangEngine(…, timeout_s=7200)"))
                 raise RolloutError([Finding("E111", message, fixes=fixes)])
             time.sleep(IDLE_PERIOD_S)
@@ -310,19 +319,19 @@ class SglangEngine(Engine):
         return self._is_paused or self._is_offloaded
 
     def resume(self) -> None:
-        """Lets requests go on, unless its memory is away."""
+        """Let held requests run, unless the engine is offloaded."""
         with self.lock:
             self._is_paused = False
             if self._url and not self._is_halted and not self._failure:
                 self.post("continue_generation", {})
 
     def abort(self, rid: str = "") -> None:
-        """Ends a request, or all, with what there is of it."""
+        """End a request, or with an empty ``rid`` all requests, with the tokens so far."""
         if self._url:
             self.post("abort_request", {"rid": rid, "abort_all": not rid})
 
     def offload(self) -> None:
-        """Finishes what runs, holds what comes, and frees the memory of the GPUs."""
+        """Let running requests finish, hold new ones, and free the memory of the GPUs."""
         if not self._url or not self._can_offload:
             return
         with self.lock:
@@ -332,7 +341,7 @@ class SglangEngine(Engine):
                 self._is_offloaded = True
 
     def onload(self) -> None:
-        """Takes that memory again; the weights are those that it had."""
+        """Take the memory of the GPUs again, with the same weights."""
         with self.lock:
             if self._is_offloaded:
                 self.post("resume_memory_occupation", {})
@@ -343,11 +352,15 @@ class SglangEngine(Engine):
     # Weights -------------------------------------------------------------------------------
 
     def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The tensors of the model's folder: SGLang takes them whole, by their names there."""
+        """Return the tensors of the model's folder: SGLang loads whole tensors, by their names there."""
         return checkpoint_tensors(self.model)
 
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes new weights through a file; see :meth:`Engine.load_weights`."""
+        """Load new weights through a file; see :meth:`Engine.load_weights`.
+
+        Raises:
+            RolloutError: The engine has several nodes and no ``folder`` (E123), or SGLang did not load them (E124).
+        """
         if self._folder is None and self._place.num_members > 1:
             message = f"an engine on {counted(self._place.num_members, 'node')} cannot get weights from memory of one"
             fixes = (Fix("a folder that all of them see", 'SglangEngine(…, folder="/shared/weights")'),)
@@ -356,23 +369,24 @@ class SglangEngine(Engine):
             self.load_folder(folder, version)
 
     def load_folder(self, folder: str, version: int) -> None:
-        """Takes the weights of a folder of safetensors files."""
-        # The format is said, since a server that began with random weights would go on with such.
+        """Load the weights of a folder of safetensors files."""
+        # Without the format, a server that was started with random weights would load random weights again.
         self.update([("update_weights_from_disk", {"model_path": folder, "load_format": "auto"})], version)
 
     @property
     def bucket_bytes(self) -> float:
-        """How much a broadcast may bring: SGLang has a copy of that beside its weights.
+        """Maximum bytes of one broadcast command; SGLang needs this much memory beside its weights.
 
-        While requests run it is all at once, since they would compute with half of it between two commands.
+        Unlimited while requests run: between two commands they would compute with a mix of two versions.
         """
         return BUCKET_BYTES if self._is_halted else math.inf
 
     def update(self, commands: Sequence[tuple[str, dict[str, Any]]], version: int) -> None:
-        """Has SGLang obey commands that together bring a version: several only while it is paused.
+        """Send SGLang the commands that together load a version. Several commands are allowed only while it is paused.
 
         Raises:
-            RolloutError: What SGLang said. It was ended: nobody knows what it would serve (E124).
+            RolloutError: A command failed; with SGLang's message (E124). SGLang was stopped, because its weights are
+                undefined.
         """
         with self.lock:
             try:
@@ -380,7 +394,7 @@ class SglangEngine(Engine):
                     self.post("resume_memory_occupation", {"tags": ["weights"]})
                 for number, (route, body) in enumerate(commands):
                     is_last = number == len(commands) - 1
-                    # Its cache was emptied when its memory went, and is not there to be emptied again.
+                    # An offloaded engine has no KV cache to flush.
                     body = {**body, "flush_cache": is_last and not self._is_offloaded}
                     if is_last:
                         body["weight_version"] = str(version)
@@ -390,8 +404,8 @@ class SglangEngine(Engine):
                 if self._is_offloaded:
                     self.post("release_memory_occupation", {"tags": ["weights"]})
             except RolloutError as error:
-                said = error.findings[0].message
-                self._failure = f"version {version} of the weights was not taken, and the engine was ended: {said}"
+                reason = error.findings[0].message
+                self._failure = f"version {version} of the weights was not loaded, and the engine was stopped: {reason}"
                 self._failed_s = time.monotonic()
                 if self._child is not None:
                     self._child.stop()
@@ -401,18 +415,18 @@ class SglangEngine(Engine):
     def intake(
         self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
-        """How SGLang's processes read what trainers send, where they can."""
+        """Return how SGLang's processes read the streams themselves; ``None`` if they cannot."""
         from roost.engines.sglang.intake import make_intake
 
         return make_intake(self, self._place, streams, addresses, rank, timeout_s)
 
-    # Asking it -----------------------------------------------------------------------------
+    # Requests to SGLang --------------------------------------------------------------------
 
     def post(self, route: str, body: Mapping[str, Any], timeout_s: float | None = None) -> Any:
-        """Gives SGLang a command.
+        """Send SGLang a command and return the answer.
 
         Raises:
-            RolloutError: What it said (E111), or why it ended (E121).
+            RolloutError: SGLang refuses or does not answer (E111), or has ended (E121).
         """
         try:
             return ask(f"{self._url}/{route}", "POST", body, timeout_s or self.timeout_s, key=self._place.key)
@@ -425,7 +439,7 @@ class SglangEngine(Engine):
         return ask(f"{self._url}/{route}", timeout_s=HEALTH_S, key=self._place.key)
 
     def _is_idle(self) -> bool:
-        """Whether it has no request: only then it empties its cache."""
+        """Return whether SGLang has no request: it flushes its cache only then, and answers 400 otherwise."""
         url = f"{self._url}/flush_cache"
         try:
             reply = send(url, "POST", timeout_s=HEALTH_S, key=self._place.key)

@@ -1,4 +1,4 @@
-"""What to say of an SGLang server that has ended: its own words, and what the plan had given it."""
+"""The error of an SGLang server that has ended: the cause from its log, and the memory that the plan gave it."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ SEARCHED_LINES = 2000
 _MEMORY = re.compile(r"out of memory|OutOfMemoryError|Not enough memory", re.IGNORECASE)
 _ERROR = re.compile(r"^\S*(Error|Exception)\b.*: |error: ")
 _RAISED = re.compile(r"\bhit an exception\b")
-"""What a process of SGLang says of an exception that ends it; the traceback follows."""
+"""SGLang's log line about an exception that ends one of its processes; the traceback follows."""
 _CRASHED = re.compile(r"Subprocess \S+ \(pid=\d+\) crashed with exit code -(\d+)")
-"""What SGLang's server says of a process of its own that a signal ended."""
+"""SGLang's log line about one of its processes that a signal ended."""
 
 
 def explain_exit(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None = None) -> Finding:
-    """Why a server ended, as far as its last lines tell."""
+    """Return a finding with the cause of a server's end, as far as its log shows it."""
     lines = [line.strip() for line in child.logs(SEARCHED_LINES).splitlines() if line.strip()]
     last = tuple(lines[-LOG_LINES:])
-    if words := _killed(lines):
+    if cause := _killed_process(lines):
         rule = "the kernel's out-of-memory killer sends SIGKILL too; it writes to the kernel's log (dmesg)"
-        message = f"SGLang ended with exit code {child.exit_code}: {words}"
+        message = f"SGLang ended with exit code {child.exit_code}: {cause}"
         return Finding("E121", message, context=last, rule=rule, fixes=(child.log_fix,))
-    words = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
-    if words:
-        message = f"SGLang ran out of memory: {words}"
+    cause = next((line for line in reversed(lines) if _MEMORY.search(line)), "")
+    if cause:
+        message = f"SGLang ran out of memory: {cause}"
         fixes = (
             Fix("give it more of each GPU", f"gpu_share: {min(1.0, place.gpu_share + 0.2):.1f}"),
             Fix("or set what it takes by hand", 'SglangEngine(…, options=["--mem-fraction-static", "0.7"])'),
             child.log_fix,
         )
-        return Finding("E121", message, context=(_given(child, place, memory), *last), fixes=fixes)
-    words = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "it said nothing")
-    message = f"SGLang ended with exit code {child.exit_code}: {words}"
+        return Finding("E121", message, context=(_memory_text(child, place, memory), *last), fixes=fixes)
+    cause = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "its log is empty")
+    message = f"SGLang ended with exit code {child.exit_code}: {cause}"
     return Finding("E121", message, context=last, fixes=(child.log_fix,))
 
 
-def _killed(lines: Sequence[str]) -> str:
-    """Return which process of SGLang a signal ended; empty where one ended by an exception of its own before.
+def _killed_process(lines: Sequence[str]) -> str:
+    """Return SGLang's log line about a process that a signal ended, with the signal's name.
 
-    A process that raises has the server end all others, so that their deaths are a consequence. The server
-    names a process that was killed once, and what it logged before that, such as refused requests, explains nothing.
+    Empty if a process raised an exception before: then the server ends all other processes, and their deaths are a
+    consequence. Log lines before the kill, such as rejected requests, are not its cause.
     """
     for line in lines:
         if _RAISED.search(line):
             return ""
-        if (found := _CRASHED.search(line)) and int(found[1]) != signal.SIGQUIT:  # by which SGLang ends itself
+        if (found := _CRASHED.search(line)) and int(found[1]) != signal.SIGQUIT:  # SGLang ends itself by SIGQUIT
             number = int(found[1])
             name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
             return f"{found[0]} ({name})"
     return ""
 
 
-def _given(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None) -> str:
-    """What the plan gives an engine, and what it was told of that."""
+def _memory_text(child: ServerProcess, place: EnginePlace, memory: FreeMemory | None) -> str:
+    """Return the engine's GPU share, and the memory fraction with which SGLang was started."""
     text = place.share_text()
     if "--mem-fraction-static" in child.command:
         last = len(child.command) - 1 - child.command[::-1].index("--mem-fraction-static")

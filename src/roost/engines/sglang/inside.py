@@ -1,11 +1,12 @@
-"""What starts SGLang in its own interpreter, which may be of another environment: as a script, without Roost.
+"""A script that starts SGLang in its own interpreter, perhaps in another environment, without Roost.
 
-It is ``python -m sglang.launch_server`` with the key of its server from the environment variable ``ROOST_SERVER_KEY``:
-every user of a machine can read command lines. SGLang 0.5 has no variable for it, and logs all of its settings.
+It runs ``python -m sglang.launch_server`` with the server's key from the environment variable ``ROOST_SERVER_KEY``,
+because every user of a node can read command lines. SGLang 0.5 has no variable for the key, and logs all of its
+settings.
 
 SGLang answers some requests without its key: all paths that begin with ``/health`` or ``/metrics``, all requests with
-the method OPTIONS, and WebSockets. Among them is ``/health_generate``, which makes it generate, so that whoever
-repeats it keeps SGLang from ever being idle. Here all of them need the key, except ``GET /health``.
+the method OPTIONS, and WebSockets. One of them is ``/health_generate``, which generates a token: a process that repeats
+it keeps SGLang from ever being idle. This script makes all of them need the key, except ``GET /health``.
 """
 
 import hmac
@@ -25,7 +26,7 @@ REFUSAL = b'{"error": {"message": "the request does not present the key of this 
 
 
 def main() -> None:
-    """As ``python -m sglang.launch_server``, with a key."""
+    """Run ``python -m sglang.launch_server`` with the key."""
     key = os.environ.pop("ROOST_SERVER_KEY")
     keep_out_of_logs(key)
     close_routes(key)
@@ -41,7 +42,7 @@ def keep_out_of_logs(key: str) -> None:
         record = make(*args, **more)
         try:
             text = record.getMessage()
-        except Exception:  # a record that cannot be formatted: logging says so when it is written
+        except Exception:  # a record that cannot be formatted: logging reports it when it writes the record
             return record
         if key in text:
             record.msg, record.args = text.replace(key, "***"), ()
@@ -51,10 +52,11 @@ def keep_out_of_logs(key: str) -> None:
 
 
 def close_routes(key: str) -> None:
-    """Have uvicorn, by which SGLang serves, check the key before any application that it runs from now on."""
+    """Have uvicorn, with which SGLang serves, check the key before any application that it runs from now on."""
     try:
         config = importlib.import_module("uvicorn").Config
-    except ImportError:  # not an SGLang that this is made for: its own check of the key is all that there is
+    except ImportError as error:  # an SGLang with another server: only its own check of the key is left
+        logging.getLogger(__name__).warning("uvicorn cannot be imported, so that some routes need no key: %s", error)
         return
     make = config.__init__
 
@@ -65,7 +67,7 @@ def close_routes(key: str) -> None:
 
 
 def guarded(app: App, key: str) -> App:
-    """Return an ASGI application that passes on requests with the key, and ``GET /health``; it refuses all others."""
+    """Return an ASGI application that passes on requests with the key, and ``GET /health``, and rejects all others."""
     needed = f"Bearer {key}".encode()
 
     async def guard(scope: Message, receive: Receive, send: Send) -> None:
@@ -86,5 +88,5 @@ def guarded(app: App, key: str) -> App:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file: its modules would be found before those of the same name elsewhere
+    del sys.path[0]  # the folder of this file: its modules would shadow others of the same name
     main()

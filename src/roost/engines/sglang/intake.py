@@ -1,10 +1,10 @@
-"""How SGLang's own processes take weights: by its three commands for that.
+"""Load weights in SGLang's own processes, by its three commands for that.
 
-* From tensors: handles of the trainer's GPU memory, which each of its processes maps and copies from.
-* From a group: its processes are ranks of the trainer's broadcast, and write what comes where it is used.
-* From files: a folder that trainers wrote.
+* From tensors: SGLang's processes map the trainer's GPU memory by its IPC handles, and copy from it.
+* From a process group: SGLang's processes are ranks of the trainer's broadcast, and receive into their parameters.
+* From files: SGLang reads a folder that trainers wrote.
 
-What comes in parts, or through the host's memory, is put together in the engine's worker first.
+Weights that arrive in pieces or through host memory are assembled in the engine's worker first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_intake(
     rank: int,
     timeout_s: float,
 ) -> WeightIntake | None:
-    """The intake for these streams; ``None`` where the worker must put tensors together."""
+    """Return the intake for these streams; ``None`` if the engine's worker must assemble tensors."""
     kinds = {stream.transport for stream in streams}
     if streams and all(stream.is_direct for stream in streams):
         return GroupIntake(engine, streams, addresses, rank, timeout_s)
@@ -58,18 +58,18 @@ class FolderIntake:
         self._folder = folder
 
     def receive(self, version: int) -> None:
-        """Nothing to do: trainers write by themselves."""
+        """Do nothing: trainers write the files."""
 
     def commit(self, version: int) -> None:
-        """Tells SGLang where the version is."""
+        """Have SGLang load the version from the folder."""
         self._engine.load_folder(str(version_folder(self._folder, version)), version)
 
     def close(self) -> None:
-        """Nothing is held between versions."""
+        """Do nothing: nothing is kept between versions."""
 
 
 class HandleIntake:
-    """Weights in the memory of a GPU that SGLang's processes see."""
+    """Weights in GPU memory of a trainer, on GPUs that SGLang's processes see."""
 
     def __init__(
         self, engine: SglangEngine, place: EnginePlace, streams: Sequence[WeightStream], addresses: Mapping[str, Any]
@@ -80,27 +80,28 @@ class HandleIntake:
         for stream in streams:
             there = IpcAddress.from_bytes(addresses[stream.id])
             for piece, handle in zip(stream.pieces, there.handles, strict=True):
-                # SGLang finds a GPU by its UUID: its index may be another in each of the processes.
+                # SGLang finds the GPU by its UUID, because its index may differ between processes.
                 self._arguments[piece.name] = (*handle[:DEVICE], there.uuid, *handle[DEVICE + 1 :])
 
     def receive(self, version: int) -> None:
-        """Nothing to do: the trainer's memory is the stream."""
+        """Do nothing: SGLang reads the trainer's memory directly."""
 
     def commit(self, version: int) -> None:
         """Have every process of SGLang copy the trainer's tensors.
 
-        All of them in one command, which costs no memory: SGLang maps the tensors, and copies each to its place.
+        One command has all tensors. It needs no extra memory: SGLang maps the tensors and copies each into its
+        parameter.
         """
         payload = payload_of((name, rebuild_cuda_tensor, arguments) for name, arguments in self._arguments.items())
         command = ("update_weights_from_tensor", {"serialized_named_tensors": [payload] * self._count})
         self._engine.update([command], version)
 
     def close(self) -> None:
-        """SGLang keeps nothing mapped between updates."""
+        """Do nothing: SGLang keeps nothing mapped between updates."""
 
 
 class GroupIntake:
-    """Weights by the trainer's broadcast, in which SGLang's processes are ranks of their own."""
+    """Weights by the trainer's broadcast, of which SGLang's processes are ranks."""
 
     def __init__(
         self,
@@ -129,10 +130,10 @@ class GroupIntake:
             self._groups.append((name, stream))
 
     def receive(self, version: int) -> None:
-        """Nothing is staged: SGLang writes what comes where it is used, when it is told to."""
+        """Do nothing: SGLang receives directly into its parameters, in :meth:`commit`."""
 
     def commit(self, version: int) -> None:
-        """Has SGLang receive what the trainer sends meanwhile."""
+        """Have SGLang receive the tensors; the trainer must send them at the same time."""
         commands = []
         for name, stream in self._groups:
             for bucket in buckets_of(stream.pieces, self._engine.bucket_bytes):
@@ -146,7 +147,7 @@ class GroupIntake:
         self._engine.update(commands, version)
 
     def close(self) -> None:
-        """Leaves the groups, as far as SGLang is alive."""
+        """Leave the groups; log SGLang's errors."""
         for name, _ in self._groups:
             try:
                 self._engine.post("destroy_weights_update_group", {"group_name": name}, self._timeout_s)
@@ -156,12 +157,12 @@ class GroupIntake:
 
 
 def group_name(stream: WeightStream, address: str) -> str:
-    """What both ends call the group of a stream; another one each time that it is opened."""
+    """Return the name of a stream's process group, the same on both sides; a new one each time the stream is opened."""
     return f"{stream.id}-{address.rpartition(':')[2]}"
 
 
 def buckets_of(pieces: Sequence[Piece], limit: float) -> list[list[Piece]]:
-    """Runs of pieces of at most so many bytes, or a single one."""
+    """Split pieces, in order, into buckets of at most ``limit`` bytes; a larger piece is a bucket of its own."""
     buckets: list[list[Piece]] = []
     left = 0.0
     for piece in pieces:
@@ -174,13 +175,13 @@ def buckets_of(pieces: Sequence[Piece], limit: float) -> list[list[Piece]]:
 
 
 def payload_of(recipes: Iterable[tuple[str, Callable[..., Any], tuple[Any, ...]]]) -> str:
-    """Named tensors as SGLang reads them: what rebuilds each in another process, pickled, in base64."""
+    """Return named tensors in SGLang's format: functions that rebuild them in another process, pickled, in base64."""
     named = [(name, _Recipe(rebuild, arguments)) for name, rebuild, arguments in recipes]
     return base64.b64encode(pickle.dumps(named)).decode()
 
 
 class _Recipe:
-    """Is read as the tensor that it says how to rebuild."""
+    """Unpickles as the result of ``rebuild(*arguments)``: a tensor."""
 
     def __init__(self, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._rebuild = rebuild

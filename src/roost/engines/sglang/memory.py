@@ -1,12 +1,13 @@
-"""How much of the free memory of its GPUs SGLang may fill, so that it gets what the plan gives it.
+"""Compute SGLang's memory fraction from the engine's GPU share in the plan.
 
-SGLang takes ``--mem-fraction-static`` of the memory that is free when it starts, not of the memory of the GPU:
-beside a trainer that holds half of a GPU, the same number gives half as much.
+SGLang takes ``--mem-fraction-static`` of the GPU memory that is free when it starts, and not of all of it: beside a
+trainer that holds half of a GPU, the same fraction yields half as much memory.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 from collections.abc import Mapping
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 
 __all__ = ["FreeMemory", "measure_free", "static_fraction"]
 
+logger = logging.getLogger(__name__)
+
 STATIC_PART = 0.9
-"""The part of its share that is for weights and the cache of keys and values; the rest is for what a step needs."""
+"""The part of the share for weights and the KV cache; the rest is for the temporary memory of a step."""
 MEASURE_S = 120.0
+"""Seconds that the measurement may take."""
 _MEASURE = """
 import json, torch
 print(json.dumps([torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())]))
@@ -25,11 +29,11 @@ print(json.dumps([torch.cuda.mem_get_info(index) for index in range(torch.cuda.d
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Memory of the GPU that has the least of it free.
+    """Memory of the GPU with the least free memory.
 
     Attributes:
-        free_gib: What is free of it.
-        total_gib: All of it.
+        free_gib: Its free memory.
+        total_gib: All of its memory.
     """
 
     free_gib: float
@@ -37,10 +41,10 @@ class FreeMemory:
 
 
 def measure_free(python: str, env: Mapping[str, str]) -> FreeMemory | None:
-    """Measure the GPUs that SGLang will see; ``None`` where that fails.
+    """Measure the GPUs that SGLang will see. Return ``None`` and log the reason if that fails.
 
-    Torch of its interpreter is asked, as SGLang does itself, in a process that ends afterwards: a process that
-    has asked CUDA once holds about half a GiB of each GPU. Takes seconds.
+    A short-lived process of SGLang's interpreter asks torch, as SGLang does itself. This process does not: a process
+    that has initialised CUDA holds about half a GiB of each GPU. Takes seconds.
     """
     try:
         done = subprocess.run(  # noqa: S603
@@ -48,17 +52,18 @@ def measure_free(python: str, env: Mapping[str, str]) -> FreeMemory | None:
             check=True,
         )  # fmt: skip
         free, total = min(json.loads(done.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        logger.warning("the free GPU memory cannot be measured with %s: %s", python, error)
         return None
     return FreeMemory(free / 2**30, total / 2**30)
 
 
 def static_fraction(gpu_share: float, memory: FreeMemory | None) -> float:
-    """Return what to say for ``--mem-fraction-static``.
+    """Return the value for ``--mem-fraction-static``.
 
     Args:
-        gpu_share: The part of each GPU that the plan gives the engine.
-        memory: What is free of them; ``None``: not known, and taken to be all.
+        gpu_share: Share of each GPU that the plan assigns to the engine.
+        memory: Free memory of the GPUs; ``None`` if unknown: then all memory is assumed to be free.
     """
     if memory is None or not memory.free_gib:
         return gpu_share * STATIC_PART

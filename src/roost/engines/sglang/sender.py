@@ -1,6 +1,7 @@
-"""The trainer's end of a broadcast that SGLang's own processes join.
+"""The trainer's side of a broadcast that SGLang's own processes join.
 
-They make the group with torch's own helper for that, under a name that both sides know; so does this end.
+SGLang creates the process group with an internal function of torch, under a name that both sides know. This side uses
+the same function.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from roost.weights.streams import WeightStream
 __all__ = ["DirectSender"]
 
 WINDOW_BYTES = 2**30
-"""So much is under way at once."""
+"""Bytes of broadcasts in flight after which the sender waits for them."""
 
 
 class DirectSender:
-    """Rank 0 of a stream's group; the others are SGLang's processes.
+    """Rank 0 of a stream's process group; the other ranks are SGLang's processes.
 
     Args:
         stream: The stream.
         host: Address of this node.
-        timeout_s: How long the others are waited for.
+        timeout_s: Seconds to wait for the other ranks.
 
     Attributes:
-        address: Where they join.
+        address: Host and port of the rendezvous.
     """
 
     def __init__(self, stream: WeightStream, host: str, timeout_s: float) -> None:
@@ -50,13 +51,13 @@ class DirectSender:
         self._is_closed = False
 
     def join(self) -> None:
-        """Waits until all are there."""
+        """Create the group; wait until all ranks have joined."""
         store = self._store
         if store is None:
             raise RuntimeError("the sender was closed before its group was made")
         name = group_name(self._stream, self.address)
         helper: Any = c10d._new_process_group_helper
-        # torch 2.6 gave the options another name.
+        # torch 2.6 renamed the parameter for the options.
         options = "backend_options" if "backend_options" in inspect.signature(helper).parameters else "pg_options"
         with nccl_errors_raised():
             group, _ = helper(
@@ -66,16 +67,16 @@ class DirectSender:
         world: Any = c10d._world
         world.pg_group_ranks[group] = {rank: rank for rank in range(self._stream.world_size)}
         self._group = group
-        if self._is_closed:  # meanwhile, in another thread
+        if self._is_closed:  # another thread called close() meanwhile
             self.close()
 
     @torch.no_grad()
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Sends a version, tensor by tensor, in the order of the stream."""
+        """Send a version, tensor by tensor, in the order of the stream's pieces."""
         device = torch.device("cpu")
         if self._backend == "nccl":
             device = torch.device("cuda", torch.cuda.current_device())
-        group = self._group  # kept here: a group with calls that wait cannot be freed without waiting for them
+        group = self._group  # a reference: freeing a group with broadcasts in flight would wait for them
         waiting: list[tuple[Any, torch.Tensor]] = []
         under_way = 0
         try:
@@ -94,7 +95,7 @@ class DirectSender:
             raise
 
     def close(self) -> None:
-        """Leave the group without waiting for the others, and give its port back."""
+        """Leave the group without waiting for the other ranks, and release the port."""
         self._is_closed = True
         group, self._group = self._group, None
         self._store = None
@@ -104,7 +105,7 @@ class DirectSender:
         if group is None:
             return
         if self._backend == "nccl":
-            # Destroying the group would wait for what it has begun. torch 2.4 cannot abort it.
+            # Destroying the group would wait for broadcasts in flight. torch 2.4 has no function to abort a group.
             getattr(c10d, "_abort_process_group", dist.destroy_process_group)(group)
         else:
             dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""Weights in a folder that another program can read, for as long as it reads them."""
+"""A temporary folder with weights, from which another program loads them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = ["saved"]
 
 @contextlib.contextmanager
 def saved(named: Mapping[str, torch.Tensor], parent: str | None) -> Iterator[str]:
-    """A folder with these tensors in a safetensors file.
+    """Yield the path of a folder with these tensors in a safetensors file; delete the folder afterwards.
 
     Args:
         named: The tensors.
-        parent: Where to make it, for programs on other nodes. ``None``: the file is memory of this process, which
-            goes with it however it ends; the folder has a link to it, and is in the private folder of this user.
+        parent: The folder in which to create it, for programs on other nodes. ``None``: the file is anonymous memory
+            of this process (a memfd), which the kernel frees with the process; the folder has a link to it, and is in
+            the private folder of this user.
 
     Raises:
         ClusterError: The private folder of this user cannot be used (R140).

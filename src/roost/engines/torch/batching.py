@@ -1,7 +1,7 @@
-"""Continuous batching: requests that join and leave a batch between two tokens.
+"""Continuous batching: requests join and leave the batch between two tokens.
 
-Whoever computes asks for :meth:`Batcher.next` in a loop, and says what came of it with
-:meth:`Batcher.settle` or :meth:`Batcher.fail`. Everybody else may call anything from any thread.
+One thread computes: it calls :meth:`Batcher.next` in a loop, and reports the outcome with :meth:`Batcher.settle` or
+:meth:`Batcher.fail`. All other methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ __all__ = ["Batcher", "Command", "GenerationRequest", "Row"]
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """A request, and the samples that it asks for."""
+    """A request with its samples.
+
+    Attributes:
+        rid: Id of the request.
+        rows: Its samples.
+        future: Resolved when all samples are finished.
+        has_begun: Whether a sample of it was ever computed.
+    """
 
     rid: str
     rows: list[Row] = field(default_factory=list)
@@ -28,33 +35,33 @@ class GenerationRequest:
     has_begun: bool = False
 
     def add(self, prompt: Sequence[int], params: SamplingParams, limit: int) -> None:
-        """One more sample of a prompt, as long as the limit at most, prompt included."""
+        """Add a sample of a prompt; ``limit`` is its maximum length, prompt included."""
         output = EngineOutput([], finish_reason="", prompt_tokens=len(prompt))
         self.rows.append(Row(self, list(prompt), params, len(self.rows), limit, output))
 
     def finish(self) -> None:
-        """Answers, if all samples are finished and somebody still wants them."""
+        """Resolve the future if all samples are finished and the request was not cancelled."""
         outputs = [row.output for row in self.rows]
         if all(output.finish_reason for output in outputs) and self.future.set_running_or_notify_cancel():
             self.future.set_result(outputs)
 
     def fail(self, error: BaseException) -> None:
-        """Answers with an error, if nothing else was answered yet."""
+        """Resolve the future with an error, unless it is resolved already."""
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
 @dataclass(eq=False)
 class Row:
-    """A sample that is being made.
+    """A sample in progress: one row of the batch.
 
     Attributes:
-        request: Whose it is.
-        tokens: Its prompt, and what was generated.
-        params: How it is sampled.
-        index: Its index in the request.
-        limit: How long it may become.
-        output: What is answered.
+        request: The request of the sample.
+        tokens: The prompt and the tokens generated so far.
+        params: The sampling parameters.
+        index: Index of the sample in the request.
+        limit: Maximum length, prompt included.
+        output: The output, to which each step adds a token.
     """
 
     request: GenerationRequest
@@ -66,11 +73,11 @@ class Row:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is unfinished, and somebody wants it."""
+        """Whether the sample is unfinished and its request neither answered nor cancelled."""
         return not self.output.finish_reason and not self.request.future.done()
 
     def add(self, token: int, logprob: float, version: int) -> None:
-        """Adds a token; it may be the last."""
+        """Add a token, and set the finish reason if it is the last."""
         self.tokens.append(token)
         self.output.output_ids.append(token)
         self.output.logprobs.append(logprob)
@@ -83,13 +90,13 @@ class Row:
 
 @dataclass
 class Command:
-    """Something to do between two steps."""
+    """A function to call between two steps."""
 
     action: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
 
     def run(self) -> None:
-        """Does it; whoever waits for it gets its error."""
+        """Call the function, and resolve the future with its result or error."""
         try:
             self.action()
         except BaseException as error:
@@ -99,10 +106,15 @@ class Command:
 
 
 class Batcher:
-    """Decides what is computed next.
+    """Decides which samples are computed next.
 
     Args:
-        size: How many samples are computed at once.
+        size: Number of samples in a batch at most.
+
+    Attributes:
+        is_paused: Whether requests that have not begun are held.
+        is_held: Whether no step is computed at all.
+        is_closed: Whether :meth:`close` was called.
     """
 
     def __init__(self, size: int) -> None:
@@ -115,10 +127,10 @@ class Batcher:
         self.is_held = False
         self.is_closed = False
 
-    # For those who ask ---------------------------------------------------------------------
+    # For callers in any thread -------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> Future[list[EngineOutput]]:
-        """Queues a request. Cancelling its future drops it."""
+        """Queue a request and return its future. Cancelling the future drops the request."""
         request.future.add_done_callback(self._drop_cancelled)
         with self._changed:
             if self.is_closed:
@@ -128,7 +140,7 @@ class Batcher:
         return request.future
 
     def do(self, action: Callable[[], None]) -> None:
-        """Has something done between two steps, by the thread that computes, and waits for it."""
+        """Have the computing thread call a function between two steps, and wait for it."""
         command = Command(action)
         with self._changed:
             if self.is_closed:
@@ -138,13 +150,13 @@ class Batcher:
         command.future.result()
 
     def hold(self, is_held: bool) -> None:
-        """Stops computing where it is, or goes on there."""
+        """Stop computing after the current step, or continue. Samples in progress keep their tokens."""
         with self._changed:
             self.is_held = is_held
             self._changed.notify_all()
 
     def pause(self, mode: str) -> None:
-        """Holds requests that have not begun, and returns when nothing runs; ``abort`` ends all that are here."""
+        """Hold requests that have not begun, and return when none is running; ``abort`` ends all requests first."""
         check_mode(mode)
         with self._changed:
             self.is_paused = True
@@ -154,31 +166,31 @@ class Batcher:
             self._changed.wait_for(lambda: not self._is_busy() or self.is_held or self.is_closed)
 
     def resume(self) -> None:
-        """Lets requests begin again."""
+        """Let held requests begin."""
         with self._changed:
             self.is_paused = False
             self._changed.notify_all()
 
     def abort(self, rid: str) -> None:
-        """Answers a request, or with no name all of them, with what there is of it."""
+        """Answer a request with the tokens so far; with an empty ``rid`` all requests."""
         with self._changed:
             self._abort(lambda request: not rid or request.rid == rid)
 
     def close(self) -> None:
-        """Ends :meth:`next`; what is left fails."""
+        """Make :meth:`next` return ``None``; requests that are left fail."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
 
     def counts(self) -> tuple[int, int]:
-        """Samples that are computed, and samples that wait."""
+        """Return the number of samples in the batch and the number of samples that wait."""
         with self._changed:
             return len(self._running), len(self._waiting)
 
-    # For the thread that computes ------------------------------------------------------------
+    # For the computing thread ----------------------------------------------------------------
 
     def next(self) -> list[Row] | None:
-        """The samples that want a token, or ``None`` when closed. Waits, and runs commands meanwhile."""
+        """Return the samples that need a token, or ``None`` once closed. Block until there is one, and run commands."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self.is_closed or self._commands or self._admit())
@@ -193,7 +205,7 @@ class Batcher:
                 return rows
 
     def settle(self, drawn: Iterable[tuple[Row, int, float]], version: int) -> None:
-        """Takes a token and its log probability for each row; rows that were ended meanwhile stay as they are."""
+        """Add a token with its log probability to each row; skip rows that were ended meanwhile."""
         with self._changed:
             for row, token, logprob in drawn:
                 if row.is_open:
@@ -204,7 +216,7 @@ class Batcher:
             self._changed.notify_all()
 
     def fail(self, rows: Iterable[Row], error: BaseException) -> None:
-        """Ends the requests of rows with an error."""
+        """Fail the requests of some rows."""
         with self._changed:
             for row in rows:
                 row.request.fail(error)
@@ -213,7 +225,7 @@ class Batcher:
     # Under the lock --------------------------------------------------------------------------
 
     def _admit(self) -> bool:
-        """Fills the batch; whether there is something to compute."""
+        """Fill the batch; return whether there is a sample to compute."""
         if self.is_held:
             return False
         left: list[Row] = []
@@ -230,8 +242,10 @@ class Batcher:
     def _is_busy(self) -> bool:
         return bool(self._running) or any(row.request.has_begun for row in self._waiting)
 
-    def _abort(self, is_meant: Callable[[GenerationRequest], bool]) -> None:
-        requests = {id(row.request): row.request for row in [*self._running, *self._waiting] if is_meant(row.request)}
+    def _abort(self, is_selected: Callable[[GenerationRequest], bool]) -> None:
+        requests = {
+            id(row.request): row.request for row in [*self._running, *self._waiting] if is_selected(row.request)
+        }
         for request in requests.values():
             for row in request.rows:
                 row.output.finish_reason = row.output.finish_reason or "abort"
@@ -239,7 +253,7 @@ class Batcher:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops rows that nobody waits for any more."""
+        """Remove rows whose samples are finished or whose requests were answered or cancelled."""
         self._running = [row for row in self._running if row.is_open]
         self._waiting = collections.deque(row for row in self._waiting if row.is_open)
         self._changed.notify_all()

@@ -1,8 +1,8 @@
 """An engine for any causal language model that is a torch module.
 
-One thread computes; requests join and leave its batch between two tokens. There is no cache of keys
-and values: each token costs a forward pass over its whole sequence. That is slow for long texts, and
-right for small models, for tests, and as the reference that other engines are compared with.
+One thread computes; requests join and leave its batch between two tokens. There is no KV cache: each token costs a
+forward pass over its whole sequence. That is slow for long texts. The engine is meant for small models, for tests, and
+as the reference with which other engines are compared.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ class TorchEngine(Engine):
     """Serves a causal language model given as a torch module.
 
     Args:
-        factory: Makes the module. It takes token ids [rows, length], and returns logits [rows, length,
-            vocabulary], or an object that has them as ``logits``. Positions see only those before them.
-        device: Where it computes; by default where its place says.
-        context: Longest sequence, prompt included; by default the ``max_position_embeddings`` of the
+        factory: Returns the module. The module takes token ids [rows, length] and returns logits [rows, length,
+            vocabulary], or an object with such ``logits``. It must be causal.
+        device: Device of the module; by default that of the engine's place.
+        context: Maximum length of a sequence, prompt included; by default the ``max_position_embeddings`` of the
             module's ``config``, else 512.
-        batch_rows: How many sequences are computed at once.
-        length_multiple: Sequences are padded to multiples of it.
-        is_invariant: Whether a sample must not depend on what else is computed. Then every forward pass
-            has ``batch_rows`` rows, and only sequences of the same padded length share one. Otherwise
-            there is one pass per token, as large as needed: faster, and a last bit may differ.
-        threads: CPU threads of the computing thread; ``None`` leaves them as they are.
-        version: Of the weights that the factory gives.
-        aliases_weights: Whether it computes with the trainer's own memory, where trainer and engine are on one
-            GPU: an update copies nothing then, and the engine needs no memory for weights. Generate only while
-            the trainer does not write them.
+        batch_rows: Number of sequences in a batch at most.
+        length_multiple: Sequences are padded to multiples of this length.
+        is_invariant: Make samples independent of other requests, bit by bit. Then every forward pass has
+            ``batch_rows`` rows, and only sequences of the same padded length share one. Otherwise there is one pass
+            per token, as large as needed: faster, but the last bits of log probabilities may differ.
+        threads: CPU threads of the computing thread; ``None`` keeps torch's setting.
+        version: Version of the weights that the factory returns.
+        aliases_weights: Compute with the trainer's memory where trainer and engine share a GPU. An update then copies
+            nothing, and the engine needs no memory for weights. Generate only while the trainer does not write them.
     """
 
     def __init__(
@@ -90,29 +89,29 @@ class TorchEngine(Engine):
     def from_pretrained(
         cls, path: str | Path, *, dtype: str | torch.dtype | None = None, random_weights: bool = False, **options: Any
     ) -> TorchEngine:
-        """An engine for a causal language model of transformers.
+        """Return an engine for a causal language model of transformers.
 
         Args:
-            path: A directory as ``save_pretrained`` writes it. It is looked at where and when the engine
-                starts; nothing is downloaded, and no code of the directory is run.
-            dtype: Of the weights, such as ``bfloat16``: that of the trainer that sends them. By default what
-                the directory says.
+            path: A directory as ``save_pretrained`` writes it. It is read when the engine starts, on the engine's
+                node. Nothing is downloaded, and no code of the directory is run.
+            dtype: dtype of the weights, such as ``bfloat16``; must be that of the trainer. By default that of the
+                directory.
             random_weights: Serve random weights, the same on every engine. ``config.json`` is enough then.
-            options: Those of :class:`TorchEngine`.
+            options: Further arguments of :class:`TorchEngine`.
         """
         return cls(Pretrained(str(path), dtype, random_weights), **options)
 
     # Starting and ending -------------------------------------------------------------------
 
     def start(self, place: EnginePlace) -> str:
-        """Makes the module, tries it, and serves; see :meth:`Engine.start`."""
+        """Create the module, try it on two tokens, and serve; see :meth:`Engine.start`."""
         if self._device is None:
             self._device = torch.device(place.device)
         self._load()
         return super().start(place)
 
     def _load(self) -> torch.nn.Module:
-        """The module; the first call makes it and starts the thread that computes."""
+        """Return the module. The first call creates it and starts the computing thread."""
         with self._loading:
             if self._batcher.is_closed:
                 raise stopped()
@@ -125,9 +124,9 @@ class TorchEngine(Engine):
                 module = module.to(self._device).eval().requires_grad_(False)
                 config: Any = getattr(module, "config", None)
                 if hasattr(config, "get_text_config"):
-                    config = config.get_text_config()  # of a model that also sees
+                    config = config.get_text_config()  # of a multimodal model
                 if hasattr(config, "use_cache"):
-                    config.use_cache = False  # nobody would look at it
+                    config.use_cache = False  # this engine would not use it
                 self._context = self._context or int(
                     getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
                 )
@@ -143,21 +142,21 @@ class TorchEngine(Engine):
             return self._module
 
     def _loaded(self) -> ModuleWeights:
-        """The weights of the module, which is made where it was not yet."""
+        """Return the module's weights; create the module first if necessary."""
         self._load()
         if self._weights is None:
             raise stopped()
         return self._weights
 
     def stop(self) -> None:
-        """Ends the thread and the server; requests that are left get an error."""
+        """Stop the thread and the server; unanswered requests get an error (E105)."""
         self._batcher.close()
         if self._thread is not None:
             self._thread.join()
         super().stop()
 
     def health(self) -> str:
-        """Nothing when the last step went well, else why not."""
+        """Return why the last step failed; empty if it succeeded. After a failure, try the module again first."""
         if self._batcher.is_closed:
             return "it was stopped"
         if self._module is None:
@@ -174,13 +173,13 @@ class TorchEngine(Engine):
         return self._failure
 
     def _recover(self) -> None:
-        """After a step that failed: whether the module works at all, so that requests may come again."""
+        """Clear the failure of an earlier step if the module works on two tokens."""
         if self._failure:
             _try_out(self._module, self._device)
             self._failure = ""
 
     def info(self) -> dict[str, Any]:
-        """Sizes and load."""
+        """Return sizes and load."""
         running, waiting = self._batcher.counts()
         return {
             "context_length": self._context,
@@ -194,13 +193,13 @@ class TorchEngine(Engine):
     # Requests ------------------------------------------------------------------------------
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
-        """Samples for prompts; see :meth:`Engine.generate`."""
+        """Return samples for prompts; see :meth:`Engine.generate`."""
         return self.submit(prompts, params).result()
 
     def submit(
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
-        """Queues a request; see :meth:`Engine.submit`."""
+        """Queue a request; see :meth:`Engine.submit`."""
         self._loaded().check_owner()
         context = self._context or DEFAULT_CONTEXT
         read = check_request(prompts, params, self._vocabulary, context)
@@ -211,44 +210,44 @@ class TorchEngine(Engine):
         return self._batcher.submit(request)
 
     def pause(self, mode: str = "wait") -> None:
-        """Holds new requests, and returns when nothing runs.
+        """Hold new requests, and return when no request is running.
 
-        ``wait`` finishes the requests that have begun, and holds those that have not. ``abort`` answers
-        everything that was accepted before, with what there is of it.
+        ``wait`` finishes the requests that have begun, and holds the others. ``abort`` answers all requests that
+        were accepted before, with their tokens so far.
         """
         self._batcher.pause(mode)
 
     def resume(self) -> None:
-        """Lets requests go on."""
+        """Let held requests run."""
         self._batcher.resume()
 
     def abort(self, rid: str = "") -> None:
-        """Answers a request, or all, with what there is of it."""
+        """Answer a request, or with an empty ``rid`` all requests, with the tokens so far."""
         self._batcher.abort(rid)
 
     # Weights and memory --------------------------------------------------------------------
 
     def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Parameters and buffers as ``state_dict`` names them; of tied tensors the first name."""
+        """Return the parameters and buffers by their names in ``state_dict``; of tied tensors by the first name."""
         return dict(self._loaded().described)
 
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes new weights between two tokens; everything is checked before anything is written.
+        """Load new weights between two tokens. All tensors are checked before any is written.
 
         Raises:
-            RolloutError: Where names, shapes or dtypes differ (E102), or the version is not greater than
-                the one that is served (E103).
+            RolloutError: Names, shapes or dtypes differ (E102), or the version is not greater than the current
+                one (E103).
         """
         weights = self._loaded()
         self._change(lambda: weights.copies(named).run(), version)
 
     def alias_weights(self, named: Mapping[str, torch.Tensor], version: int, owner: MemoryOwner) -> None:
-        """Computes with these tensors themselves from now on; see :meth:`Engine.alias_weights`."""
+        """Compute with these tensors in place from now on; see :meth:`Engine.alias_weights`."""
         weights = self._loaded()
         self._change(lambda: weights.alias(named, owner), version, may_be_same=True)  # after forget_sources()
 
     def _change(self, action: Callable[[], None], version: int, may_be_same: bool = False) -> None:
-        """Has the weights change between two tokens."""
+        """Change the weights between two tokens, and set the version."""
 
         def change() -> None:
             if version < self.version or (version == self.version and not may_be_same):
@@ -261,36 +260,36 @@ class TorchEngine(Engine):
         self.log.info("version %d", version)
 
     def forget_sources(self) -> None:
-        """Lets go of the trainer's memory; an engine that computed with it holds requests until the next update."""
+        """Drop the trainer's memory. An engine that computed with it holds requests until the next update."""
         weights = self._weights
         if weights is not None and not self._batcher.is_closed:
             self._do(weights.drop_aliases)
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Does something to the weights between two tokens, and holds requests while there is nothing to compute with."""
+        """Change the weights between two tokens; hold requests afterwards if the module cannot compute."""
 
         def act() -> None:
             action()
-            self._batcher.hold(self._weights is not None and not self._weights.is_here)
+            self._batcher.hold(self._weights is not None and not self._weights.can_compute)
 
         self._batcher.do(act)
 
     def read_weights(self, folder: str | Path) -> Mapping[str, torch.Tensor]:
-        """The weights of a folder; see :meth:`Engine.read_weights`. transformers reads what it wrote."""
+        """Return the weights of a folder, with transformers if it has a ``config.json``; see :meth:`Engine.read_weights`."""
         module: Any = self._load()
         if isinstance(self._factory, Pretrained) and is_pretrained(folder):
             return read_pretrained(folder, module.config.dtype)
         return super().read_weights(folder)
 
     def offload(self) -> None:
-        """Moves the module to the host; what runs goes on after :meth:`onload`."""
+        """Move the weights to host memory. Running requests continue after :meth:`onload`."""
         self._do(self._loaded().offload)
 
     def onload(self) -> None:
-        """Moves the module back."""
+        """Move the weights back to the device."""
         self._do(self._loaded().onload)
 
-    # The thread that computes --------------------------------------------------------------
+    # The computing thread ------------------------------------------------------------------
 
     def _compute(self) -> None:
         if self._threads is not None:
@@ -300,7 +299,7 @@ class TorchEngine(Engine):
                 try:
                     self._loaded().check_owner()
                     drawn = [found for shared in self._passes(rows) for found in self._forward(shared)]
-                    self._loaded().check_owner()  # it may have gone while this computed
+                    self._loaded().check_owner()  # the trainer may have died during the step
                 except RolloutError as error:
                     self._batcher.fail(rows, error)
                 except Exception as error:
@@ -312,7 +311,7 @@ class TorchEngine(Engine):
                     self._batcher.settle(drawn, self.version)
 
     def _passes(self, rows: list[Row]) -> list[list[Row]]:
-        """The rows that share a forward pass."""
+        """Group the rows into forward passes."""
         if not self._is_invariant:
             return [rows]
         by_length: dict[int, list[Row]] = {}
@@ -324,7 +323,7 @@ class TorchEngine(Engine):
         return min(-(-length // self._multiple) * self._multiple, self._context or length)
 
     def _forward(self, rows: list[Row]) -> list[tuple[Row, int, float]]:
-        """One token for each row."""
+        """Run one forward pass; return a token and its log probability for each row."""
         height = self._rows if self._is_invariant else len(rows)
         ids = torch.zeros((height, self._padded(max(len(row.tokens) for row in rows))), dtype=torch.long)
         for index, row in enumerate(rows):
@@ -335,9 +334,9 @@ class TorchEngine(Engine):
 
 
 def _draw(rows: list[Row], logits: torch.Tensor) -> list[tuple[Row, int, float]]:
-    """A token for each row, by the inverse of its cumulative distribution at the row's own number.
+    """Draw a token for each row: the inverse of the cumulative distribution at the row's random number.
 
-    The log probability is that of the distribution that was drawn from, temperature included; at
+    The log probability is that of the distribution from which the token was drawn, temperature included; at
     temperature 0 that of temperature 1.
     """
     device = logits.device
@@ -345,7 +344,7 @@ def _draw(rows: list[Row], logits: torch.Tensor) -> list[tuple[Row, int, float]]
     logprobs = torch.log_softmax(logits / heat[:, None], dim=-1)
     numbers = [uniform(row.params.seed, row.index, len(row.tokens)) for row in rows]
     reached = logprobs.exp().cumsum(dim=-1)
-    # The last entry is 1 but for rounding.
+    # The last entry is 1, except for rounding.
     points = torch.tensor(numbers, dtype=torch.float64, device=device)[:, None] * reached[:, -1:]
     sampled = torch.searchsorted(reached, points, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     is_greedy = torch.tensor([row.params.temperature == 0 for row in rows], device=device)
@@ -357,7 +356,11 @@ def _draw(rows: list[Row], logits: torch.Tensor) -> list[tuple[Row, int, float]]
 
 
 def _try_out(module: Any, device: torch.device | None) -> int:
-    """Size of the vocabulary: what a module says of two tokens."""
+    """Run the module on two tokens and return the size of the vocabulary.
+
+    Raises:
+        RolloutError: The module fails, or returns no logits (E109).
+    """
     rule = "it must return logits [rows, length, vocabulary], or an object that has them as `logits`"
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Causal language models of transformers, from directories such as ``save_pretrained`` writes."""
+"""Causal language models of transformers, from directories as ``save_pretrained`` writes them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""What transformers looks for, one of these."""
+"""File names of weights; transformers loads one of them."""
 
 RANDOM_SEED = 0
-"""All engines with random weights have the same."""
+"""Seed of random weights, so that all engines have the same."""
 
 
 def is_pretrained(folder: str | Path) -> bool:
-    """Whether a folder says which model its weights are of."""
+    """Return whether a folder has a ``config.json``, which names the model of its weights."""
     return (Path(folder) / CONFIG).is_file()
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model in a directory; calling it loads the model.
+    """A model in a directory; a call loads the model.
 
     Attributes:
         path: The directory, as this process sees it.
-        dtype: Such as ``bfloat16``, or torch's own; by default what the directory says.
-        has_random_weights: Whether its weights are left alone, and random ones drawn.
+        dtype: dtype of the weights, such as ``bfloat16`` or ``torch.bfloat16``; by default that of the directory.
+        has_random_weights: Whether to initialise random weights and ignore those of the directory.
     """
 
     path: str
@@ -49,15 +49,15 @@ class Pretrained:
 
     @property
     def folder(self) -> Path:
-        """The directory."""
+        """The directory, as an absolute path."""
         return Path(self.path).expanduser().absolute()
 
     def __call__(self) -> torch.nn.Module:
-        """Loads the model, on the CPU.
+        """Load the model on the CPU.
 
         Raises:
-            RolloutError: Where there is no such model (E120), or its weights do not fit it (E102); all
-                that was found.
+            RolloutError: The directory has no usable model (E120), or the weights do not fit the model (E102); with
+                all problems.
         """
         self.check()
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -86,10 +86,10 @@ class Pretrained:
         return model
 
     def check(self) -> None:
-        """Refuses what needs no loading to be seen.
+        """Check everything that can be checked without loading the model.
 
         Raises:
-            RolloutError: With all of it (E120).
+            RolloutError: The model cannot be loaded; with all problems (E120).
         """
         problems: list[Finding] = []
         if importlib.util.find_spec("transformers") is None:
@@ -117,19 +117,19 @@ class Pretrained:
 
 
 def read_pretrained(folder: str | Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of a directory, by the names that its model has for them.
+    """Return the weights of a directory, by the names in the model's ``state_dict``.
 
-    transformers reads them: files may name, cut and type tensors in ways of their own, and leave out tied ones.
+    transformers loads them, because the files may have other names, shards and dtypes, and leave out tied tensors.
 
     Raises:
-        RolloutError: As loading the model does.
+        RolloutError: The model cannot be loaded (E120, E102).
     """
     return dict(Pretrained(str(folder), dtype)().state_dict())
 
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Without transformers' progress bars, which fill the logs of many processes."""
+    """Turn off transformers' progress bars, which would fill the logs of many processes."""
     import transformers
 
     bars: Any = transformers.utils.logging  # without type hints
@@ -143,7 +143,7 @@ def _no_bars() -> Iterator[None]:
 
 
 def _misfits(report: Mapping[str, Any]) -> list[Finding]:
-    """What transformers says of loading, as findings."""
+    """Return the problems in transformers' loading report as findings."""
     found = [f"weights: {name} is missing" for name in sorted(report.get("missing_keys", ()))]
     found += [f"weights: the model has no tensor {name!r}" for name in sorted(report.get("unexpected_keys", ()))]
     for name, given, own in sorted(report.get("mismatched_keys", ())):
@@ -153,7 +153,7 @@ def _misfits(report: Mapping[str, Any]) -> list[Finding]:
 
 
 def _check_causal(model: Any) -> None:
-    """Refuses a model whose first position sees the second: engines would show it their padding."""
+    """Raise E120 if the model's output at a position depends on later ones: padding would change its samples."""
     try:
         with torch.no_grad():
             logits = model(torch.tensor([[0, 0], [0, 1]])).logits[:, 0]
@@ -162,8 +162,8 @@ def _check_causal(model: Any) -> None:
         raise RolloutError([Finding("E120", message)]) from error
     difference = (logits[0] - logits[1]).abs().max()
     if difference > 16 * torch.finfo(logits.dtype).eps * logits.abs().max():
-        message = f"{type(model).__name__} is not causal: what it says of a token changes with the next one"
-        fixes = (Fix("where the model can be both", f'"is_decoder": true in its {CONFIG}'),)
+        message = f"{type(model).__name__} is not causal: its output for a token changes with the next token"
+        fixes = (Fix("if the model has a causal mode", f'"is_decoder": true in its {CONFIG}'),)
         raise RolloutError([Finding("E120", message, fixes=fixes)])
 
 

@@ -1,4 +1,4 @@
-"""The weights of a torch module that an engine serves: described, checked, replaced, borrowed, and moved away."""
+"""The weights of a torch module that an engine serves: describe, check, replace, alias and offload them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["ModuleWeights"]
 
 
 class ModuleWeights:
-    """The parameters and buffers of a module, as ``state_dict`` names them; of tied tensors the first name.
+    """The parameters and buffers of a module, by their names in ``state_dict``; of tied tensors by the first name.
 
-    They are in one of three places: on the device, in host memory, or in the memory of another process.
+    They are on the device, in host memory, or aliases of the trainer's memory.
 
     Attributes:
-        described: Shape and dtype name of each.
+        described: Name → shape and dtype name.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
         self._module = module
         self._device = device
-        self._tensors, self._aliases = _tensors_of(module)
+        self._tensors, self._canonical = _tensors_of(module)
         self.described = {name: (tuple(t.shape), dtype_name(t)) for name, t in self._tensors.items()}
         self._host = HostCopies()
         self._is_offloaded = False
@@ -35,28 +35,28 @@ class ModuleWeights:
         self._memory_owner: MemoryOwner | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Whether the module can compute."""
+    def can_compute(self) -> bool:
+        """Whether the module's tensors are on the device, its own or the trainer's."""
         return not self._is_offloaded and (self._aliased is None or self._memory_owner is not None)
 
     def check_owner(self) -> None:
-        """Sees whether the memory that the module computes with is still somebody's.
+        """Check that the trainer whose memory the module uses is alive.
 
         Raises:
-            RolloutError: Where the process is gone that it belongs to (E112).
+            RolloutError: The trainer's process has ended (E112).
         """
         if self._memory_owner is not None and not self._memory_owner.is_alive():
             message = "the trainer whose memory the engine computes with is gone"
             fixes = (Fix("start a trainer, and send its weights", "train.update_weights()"),)
             raise RolloutError([Finding("E112", message, fixes=fixes)])
 
-    # New ones ------------------------------------------------------------------------------
+    # New weights ---------------------------------------------------------------------------
 
     def copies(self, named: Mapping[str, torch.Tensor]) -> Copies:
-        """What has to be copied to take new weights; found out once for tensors that come again.
+        """Return the copies that load new weights. They are prepared once for tensors that are sent repeatedly.
 
         Raises:
-            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+            RolloutError: Names, shapes or dtypes differ; with all differences (E102).
         """
         staged = named if isinstance(named, StagedTensors) and not self._is_offloaded else None
         if staged is not None and staged.engine_cache is not None and staged.engine_cache[0] is self._tensors:
@@ -71,10 +71,10 @@ class ModuleWeights:
         return made
 
     def alias(self, named: Mapping[str, torch.Tensor], owner: MemoryOwner) -> None:
-        """Computes with these tensors themselves from now on; those of another device are copied.
+        """Compute with these tensors in place from now on. Tensors on another device are copied.
 
         Raises:
-            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+            RolloutError: Names, shapes or dtypes differ; with all differences (E102).
         """
         if any(tensor.numel() and not _is_on(self._device, tensor) for tensor in named.values()):
             self.copies(named).run()
@@ -84,20 +84,20 @@ class ModuleWeights:
             and self._aliased is not None
             and named.engine_cache == (self._aliased, owner)
         ):
-            return  # they are in use
+            return  # already in use
         given = self.checked(named)
         if self._aliased is None:
-            self._aliased = AliasedTensors(self._module, self._aliases)
+            self._aliased = AliasedTensors(self._module, self._canonical)
         self._aliased.point(given)
         self._tensors, self._memory_owner = given, owner
-        self._host = HostCopies()  # where its own were away, nobody wants them back
+        self._host = HostCopies()  # drop offloaded weights: they are outdated
         if isinstance(named, StagedTensors):
             named.engine_cache = (self._aliased, owner)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what it had of its own
+            torch.cuda.empty_cache()  # free the memory of the module's own tensors
 
     def drop_aliases(self) -> None:
-        """Lets go of what is another's."""
+        """Drop all references to the trainer's memory."""
         if self._aliased is not None:
             self._aliased.drop()
             self._tensors = {}
@@ -105,15 +105,15 @@ class ModuleWeights:
                 self._memory_owner = None
 
     def checked(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What was given, by the module's own names.
+        """Return the tensors by the module's canonical names.
 
         Raises:
-            RolloutError: Where names, shapes or dtypes differ; all of it (E102).
+            RolloutError: Names, shapes or dtypes differ; with all differences (E102).
         """
         problems: list[Finding] = []
         given: dict[str, torch.Tensor] = {}
         for name, tensor in named.items():
-            canonical = self._aliases.get(name)
+            canonical = self._canonical.get(name)
             if canonical is None:
                 problems.append(Finding("E102", f"weights: the engine has no tensor {name!r}"))
                 continue
@@ -136,16 +136,16 @@ class ModuleWeights:
         return given
 
     def _allocate_own(self, given: Mapping[str, torch.Tensor]) -> None:
-        """Takes memory of its own."""
+        """Replace aliases of the trainer's memory by new memory of the module."""
         if self._aliased is not None:
             own = {name: torch.empty_like(tensor, device=self._device) for name, tensor in given.items()}
             self._aliased.point(own)
             self._tensors, self._aliased, self._memory_owner = own, None, None
 
-    # Away and back -------------------------------------------------------------------------
+    # Offloading ----------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Sends them to host memory; those of another stay where they are."""
+        """Move the weights to host memory. Aliases of the trainer's memory stay as they are."""
         self._is_offloaded = True
         if self._aliased is None:
             self._host.offload(device_storages(self._module, None))
@@ -153,7 +153,7 @@ class ModuleWeights:
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
-        """Brings them back."""
+        """Move the weights back to the device."""
         self._is_offloaded = False
         self._host.onload()
 
@@ -163,14 +163,14 @@ def _is_on(device: torch.device, tensor: torch.Tensor) -> bool:
 
 
 def _tensors_of(module: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Its tensors by name, tied ones once; and for every name the one under which its tensor stands."""
+    """Return name → tensor with tied tensors once, and every name → the name of its tensor in the first mapping."""
     tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
+    canonical: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor):  # and not something that a module keeps beside them
+        if isinstance(tensor, torch.Tensor):  # a state_dict may have other objects, such as extra state
             key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())) if tensor.numel() else (name,)
-            aliases[name] = seen.setdefault(key, name)
-            if aliases[name] == name:
+            canonical[name] = seen.setdefault(key, name)
+            if canonical[name] == name:
                 tensors[name] = tensor.detach()
-    return tensors, aliases
+    return tensors, canonical

@@ -1,1 +1,1 @@
-"""vLLM as an engine: its own server as a child process, and a way for weights into its workers."""
+"""vLLM as an engine: its own server as a child process, and a plugin that loads weights in its workers."""

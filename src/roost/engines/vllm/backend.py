@@ -1,9 +1,8 @@
-"""Roost's way for weights, as it lives in each worker of vLLM.
+"""Roost's weight-transfer engine, which vLLM loads in each of its workers.
 
-On one node, the workers map the memory that trainers write (or that is theirs on the GPU) once, keep
-it mapped, and load from it, so that nothing is copied on the way. Over a network, vLLM's own NCCL
-broadcast does the work. Either way the model takes the tensors as vLLM's own ways have it do that: by
-the names of a checkpoint, layer by layer.
+On one node, the workers map the shared memory or the GPU memory of the trainers once, keep it mapped, and load from
+it without a copy in between. Over a network, vLLM's own NCCL broadcast is used. In both cases the model loads the
+tensors as with vLLM's other weight-transfer engines: by the names of a checkpoint, layer by layer.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ __all__ = ["RoostInitInfo", "RoostTransferEngine", "RoostUpdateInfo"]
 
 @dataclass
 class RoostInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM may be absent where types are checked
-    """Where weights will come from.
+    """The sources of weights.
 
     Attributes:
-        memory: Streams whose memory is on this node, with its place.
-        nccl: What vLLM's own NCCL broadcast needs to be joined.
+        memory: Streams through memory of this node, each with its address.
+        nccl: Arguments for joining vLLM's own NCCL broadcast; ``None`` without one.
     """
 
     memory: list[dict[str, Any]] = field(default_factory=list)
@@ -48,11 +47,11 @@ class RoostInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM may b
 
 @dataclass
 class RoostUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What is there now.
+    """A part of a version that can be loaded now.
 
     Attributes:
         memory: Whether the mapped memory holds a new version.
-        nccl: The tensors that are broadcast, as vLLM's own way wants them.
+        nccl: The tensors that are broadcast, in vLLM's format; ``None`` without a broadcast.
     """
 
     memory: bool = False
@@ -60,7 +59,7 @@ class RoostUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):  # type: ignore[misc]
-    """Loads what trainers of a Roost job send."""
+    """Loads the weights that trainers of a Roost job send."""
 
     init_info_cls = RoostInitInfo
     update_info_cls = RoostUpdateInfo
@@ -70,9 +69,9 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
     _nccl: Any = None
 
     def init_transfer_engine(self, init_info: RoostInitInfo) -> None:
-        """Maps the memory, or joins the broadcast; what was before is let go."""
+        """Map the memory and join the broadcast; release the sources of before."""
         self.shutdown()
-        self._ends = tuple(_mapped(said) for said in init_info.memory)
+        self._ends = tuple(_open_memory(data) for data in init_info.memory)
         if init_info.nccl is not None:
             self._nccl = WeightTransferEngineFactory.create_engine(
                 WeightTransferConfig(backend="nccl"), self.vllm_config, self.device, self.model
@@ -80,17 +79,17 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
             self._nccl.init_transfer_engine(self._nccl.parse_init_info(init_info.nccl))
 
     def start_weight_update(self) -> None:
-        """From here on, the model takes the tensors of a checkpoint."""
+        """Prepare the model for tensors of a checkpoint."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads what is there. The CPU has nothing to wait for, and says so with an error."""
+        """Load a part of a version, and wait until the device has copied it."""
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
+        if self.device.type != "cpu":  # torch.accelerator raises an error on the CPU
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: RoostUpdateInfo) -> None:
-        """Loads a part of a version."""
+        """Load a part of a version."""
         if update_info.nccl is not None:
             self._nccl.receive_weights(self._nccl.parse_update_info(update_info.nccl))
         if update_info.memory:
@@ -98,7 +97,7 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
                 self.model.load_weights(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors by name. Those that came in pieces are put together, one after another."""
+        """Yield the tensors by name. Tensors that arrived in pieces are assembled one at a time."""
         parts: dict[str, list[tuple[Piece, torch.Tensor]]] = {}
         for end in self._ends:
             for piece, view in zip(end.stream.pieces, end.staged(), strict=True):
@@ -112,11 +111,11 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
             yield name, whole
 
     def finish_weight_update(self) -> None:
-        """The model is whole again."""
+        """Finish loading: the model can serve again."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Lets go of everything that is the trainer's."""
+        """Release all memory and connections of the trainer."""
         ends, self._ends = self._ends, ()
         for end in ends:
             end.close()
@@ -125,8 +124,8 @@ class RoostTransferEngine(WeightTransferEngine[RoostInitInfo, RoostUpdateInfo]):
             nccl.shutdown()
 
 
-def _mapped(said: dict[str, Any]) -> SharedMemoryReceiver | IpcReceiver:
-    stream, address = stream_from_json(said)
+def _open_memory(data: dict[str, Any]) -> SharedMemoryReceiver | IpcReceiver:
+    stream, address = stream_from_json(data)
     if isinstance(address, str):
         return SharedMemoryReceiver(stream, address)
     if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:

@@ -1,4 +1,4 @@
-"""vLLM's command line for a place, and whether the vLLM there has what is needed."""
+"""vLLM's command line and environment, and checks of the installed vLLM and of its log."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from roost.errors import Finding, Fix, RolloutError
 __all__ = ["check_options", "check_vllm", "command_of", "environment_of", "error_in_log", "ranks_of"]
 
 TRIED = "0.32"
-"""The version that all of this was run with."""
+"""The vLLM version with which Roost was tested."""
 OWN = (
     "--distributed-executor-backend", "--headless", "--host", "--master-addr", "--master-port", "--model", "--nnodes",
     "--node-rank", "--port", "--tensor-parallel-size", "--tokens-only", "--uds", "--weight-transfer-config", "-n", "-r", "-tp",
 )  # fmt: skip
-"""Options that follow from where the plan puts an engine, or from how it is commanded."""
+"""Options that Roost sets itself, from the plan or for its own connection to vLLM."""
 MEMORY_PART = 0.9
-"""How much of its share of a GPU vLLM may fill; the rest is for what it does not count."""
+"""The part of the engine's GPU share that vLLM may fill; the rest is for memory that vLLM does not count."""
 CPU_CACHE_BYTES = 1 << 30
+"""Size of the KV cache on the CPU."""
 CHECK_S = 60.0
+"""Seconds that the check of the installed vLLM may take."""
 _CAUSE = re.compile(r"^(?:(?:\([^)]*\) )?ERROR [^\]]*\] )?((?:\w+\.)*\w*(?:Error|Exception|Exit)): (.+)", re.MULTILINE)
-"""An error as Python says it last, by itself or as a line of vLLM's log."""
-_AFTERMATH = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineCore encountered")
+"""The last line of a Python traceback, by itself or as a line of vLLM's log."""
+_CONSEQUENCES = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineCore encountered")
 
 
 def ranks_of(place: EnginePlace) -> int:
-    """How many workers compute: one per accelerator, over all members."""
+    """Return the number of vLLM's workers: one for each accelerator of all members."""
     return max(1, len(place.accelerators)) * place.num_members
 
 
 def check_options(options: Sequence[str]) -> list[Finding]:
-    """What is wrong with a user's options."""
+    """Return the problems of the user's options."""
     names = [option.split("=", 1)[0].replace("_", "-") for option in options]
     return [
         Finding("E123", f"VllmEngine: {name} follows from the plan, and cannot be among the options")
@@ -48,14 +50,14 @@ def check_options(options: Sequence[str]) -> list[Finding]:
 
 
 def command_of(place: EnginePlace, model: str, python: str, socket_path: str, options: Sequence[str]) -> list[str]:
-    """What starts a member of an engine.
+    """Return the command that starts a member of an engine.
 
     Args:
-        place: Where.
+        place: The member's place.
         model: The model's folder.
         python: The interpreter that has vLLM.
-        socket_path: The Unix socket of vLLM's own server, which only this process talks to.
-        options: The user's; they come last, so that they win.
+        socket_path: The Unix socket of vLLM's own server, to which only this process connects.
+        options: The user's options; they come last, so that they take precedence.
     """
     words = [
         python, str(inside.__file__), "serve", model,
@@ -63,7 +65,7 @@ def command_of(place: EnginePlace, model: str, python: str, socket_path: str, op
         "--distributed-executor-backend", "mp",
         "--weight-transfer-config", json.dumps({"backend": NAME}),
         "--tokens-only",
-        # As everywhere in Roost: of the distribution that a token was drawn from, temperature included.
+        # Log probabilities of the distribution from which a token was drawn, temperature included, as in all engines.
         "--logprobs-mode", "processed_logprobs",
         "--disable-uvicorn-access-log",
     ]  # fmt: skip
@@ -74,37 +76,38 @@ def command_of(place: EnginePlace, model: str, python: str, socket_path: str, op
     words += ["--headless"] if place.member else ["--uds", socket_path]
     if place.device != "cpu":
         words += ["--enable-sleep-mode", "--gpu-memory-utilization", f"{place.gpu_share * MEMORY_PART:.3f}"]
-    else:  # by itself it takes nearly all memory, and so does the next engine
+    else:  # by default each engine on the node would take nearly all of its memory
         words += ["--kv-cache-memory-bytes", str(CPU_CACHE_BYTES)]
     return [*words, *options]
 
 
 def environment_of(place: EnginePlace, folder: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Its variables; the user's win.
+    """Return the environment variables for vLLM; the user's take precedence.
 
     Args:
-        place: Where.
-        folder: A private folder for its sockets.
+        place: The member's place.
+        folder: A private folder for sockets.
         env: The user's variables.
     """
     own = {
-        "VLLM_SERVER_DEV_MODE": "1",  # the commands for weights, pausing and sleeping
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for weights, pausing and sleeping
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # handles of GPU memory are pickled
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_RPC_BASE_PATH": folder,  # sockets between its processes, which unpickle what comes
+        "VLLM_RPC_BASE_PATH": folder,  # for sockets between its processes, which unpickle all that they receive
         "VLLM_HOST_IP": place.host,
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # longer than the client's: nothing is sent into a closing connection
+        # Longer than the client's keep-alive, so that the client never sends into a connection that is closing.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     }
     if place.device == "cpu":
-        own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by itself it binds to all cores, and so does the next engine
+        own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # by default each engine on the node would bind to the same cores
     return {**own, **env}
 
 
 def check_vllm(python: str, env: Mapping[str, str]) -> str:
-    """The version of the vLLM that an interpreter has.
+    """Return the version of the vLLM that an interpreter has.
 
     Raises:
-        RolloutError: Where it has none, or lacks something that is needed (E122).
+        RolloutError: The interpreter has no vLLM, or one without a feature that Roost needs (E122).
     """
     fixes = (
         Fix("install it there", f"{python} -m pip install 'vllm>={TRIED}' roost"),
@@ -124,20 +127,20 @@ def check_vllm(python: str, env: Mapping[str, str]) -> str:
         raise problem(f"{python} cannot be asked for its vLLM: {error}") from error
     if done.returncode:
         raise problem(f"{python} cannot be asked for its vLLM", done.stderr.splitlines()[-10:])
-    said: dict[str, Any] = json.loads(done.stdout)
-    if not said["version"]:
+    found: dict[str, Any] = json.loads(done.stdout)
+    if not found["version"]:
         raise problem(f"{python} has no vLLM")
-    if said["missing"]:
-        lacks = [f"it lacks: {what}" for what in said["missing"]]
-        raise problem(f"vLLM {said['version']} of {python} cannot serve a job", lacks)
-    if not said["has_plugin"]:
-        raise problem(f"{python} has vLLM {said['version']} and not Roost, by which weights reach it")
-    return str(said["version"])
+    if found["missing"]:
+        lacks = [f"it lacks: {what}" for what in found["missing"]]
+        raise problem(f"vLLM {found['version']} of {python} cannot serve a job", lacks)
+    if not found["has_plugin"]:
+        raise problem(f"{python} has vLLM {found['version']} but not Roost, whose plugin loads weights in its workers")
+    return str(found["version"])
 
 
 def error_in_log(log: str) -> str:
-    """Why vLLM ended, in its own words: the first error that is no consequence of another."""
+    """Return the error in vLLM's log that ended it: the first that is not a consequence of another; empty if none."""
     for match in _CAUSE.finditer(log):
-        if not any(text in match[2] for text in _AFTERMATH):
+        if not any(text in match[2] for text in _CONSEQUENCES):
             return f"{match[1].rpartition('.')[2]}: {match[2].strip()}"
     return ""

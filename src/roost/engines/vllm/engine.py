@@ -1,8 +1,8 @@
-"""An engine that is vLLM: its own server in a child process, with Roost's front before it.
+"""vLLM as an engine: vLLM's own server in a child process, behind Roost's engine server.
 
-The front speaks as all engines of Roost do. What it is asked for, it asks of vLLM's server on the
-same node: generation over "tokens in, tokens out", and pausing, sleeping and updates of weights over
-vLLM's own commands. vLLM says for each token which weights made it.
+Roost's server has the same routes as with all engines. It passes requests on to vLLM's server on the same node:
+generation over vLLM's "tokens in, tokens out" API; pausing, sleeping and weight updates over vLLM's own routes. vLLM
+reports for each token the version of the weights that generated it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ from roost.weights.streams import WeightStream
 __all__ = ["VllmEngine"]
 
 URL = "http://vllm"
-"""A name for errors: requests go to a Unix socket."""
+"""Base URL in requests and errors; the requests go to a Unix socket."""
 SOCKET_NAME_BYTES = len("00000000-0000-0000-0000-000000000000")
 """vLLM names its sockets by UUIDs."""
 PERIOD_S = 0.2
 COMMAND_S = 600.0
+"""Seconds that a command may take."""
 DRAIN_S = 7200.0
-"""How long running requests may take to finish."""
+"""Seconds that running requests may take to finish."""
 SEARCHED_LINES = 1000
+"""Number of log lines in which the cause of vLLM's end is searched."""
 HEAD = "lm_head.weight"
 
 
@@ -58,10 +60,13 @@ class VllmEngine(Engine):
         model: The model's folder, as ``save_pretrained`` writes it; every node must see it.
         python: The interpreter that has vLLM and Roost; by default that of the worker.
         options: More options of ``vllm serve``, such as ``["--max-model-len", "4096"]``.
-        env: More variables for vLLM's processes.
-        weights_dtype: Element type in which trainers send weights; by default that of the folder. vLLM
-            converts them to what it computes in.
-        version: Of the weights in the folder.
+        env: More environment variables for vLLM's processes.
+        weights_dtype: dtype in which trainers send weights; by default that of the folder. vLLM converts them to the
+            dtype in which it computes.
+        version: Version of the weights in the folder.
+
+    Attributes:
+        weight_source: The intake from which vLLM's workers read weights now; ``None`` without one.
     """
 
     def __init__(
@@ -103,11 +108,11 @@ class VllmEngine(Engine):
     # Starting and ending -------------------------------------------------------------------
 
     def start(self, place: EnginePlace) -> str:
-        """Starts vLLM and waits until it serves; see :meth:`Engine.start`.
+        """Start vLLM and wait until it serves; see :meth:`Engine.start`.
 
         Raises:
-            RolloutError: Where the settings are wrong (E123), vLLM is not there or lacks something (E122),
-                or ends (E121, in its own words).
+            RolloutError: The settings are wrong (E123), vLLM is missing or lacks a feature (E122), or vLLM ended
+                (E121, with the error from its log).
         """
         self._place = place
         self._read_config()
@@ -115,8 +120,8 @@ class VllmEngine(Engine):
         if place.device != "cpu":
             self.broadcast, self.broadcast_ranks = "nccl", ranks_of(place)
             self.broadcast_sender = "roost.engines.vllm.sender:DirectSender"
-        # Its server obeys everybody who reaches it, and unpickles what it is sent. Its API key would protect the
-        # routes for generating alone, so it listens on a socket in a folder that no other user can enter.
+        # vLLM's server accepts commands from everybody who reaches it, and unpickles data. Its API key would protect
+        # only the routes for generation, so it listens on a socket in a folder that no other user can enter.
         folder = socket_folder(self._folder, SOCKET_NAME_BYTES)
         self._socket_path = f"{folder}/http"
         command = command_of(place, str(self._model), self._python, self._socket_path, self._options)
@@ -131,7 +136,11 @@ class VllmEngine(Engine):
         return super().start(place)
 
     def _read_config(self) -> None:
-        """What the folder says of the model."""
+        """Read the vocabulary size, the stop tokens and tied weights from the model's folder.
+
+        Raises:
+            RolloutError: The folder has no usable ``config.json``, or options are wrong; with all problems (E123).
+        """
         problems = check_options(self._options)
         config: dict[str, Any] = {}
         try:
@@ -144,15 +153,19 @@ class VllmEngine(Engine):
             problems.append(Finding("E123", message, rule=rule))
         if problems:
             raise RolloutError(problems)
-        with contextlib.suppress(OSError, ValueError):
+        try:
             config.update(json.loads((self._model / "generation_config.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            pass  # the file is optional
+        except (OSError, ValueError, TypeError) as error:
+            self.log.warning("generation_config.json of %s is ignored: %s", self._model, error)
         eos = config.get("eos_token_id")
         self._eos = [int(token) for token in (eos if isinstance(eos, list) else [eos]) if token is not None]
         self._is_tied = bool(config.get("tie_word_embeddings"))
 
     def _wait_until_it_serves(self) -> None:
         while self._server is not None and not self._is_stopped:
-            with contextlib.suppress(RolloutError):
+            with contextlib.suppress(RolloutError):  # not yet: ask again, unless the process has ended
                 self._ask("health", timeout_s=5)
                 self._context = int(self._ask("v1/models")["data"][0]["max_model_len"])
                 return
@@ -162,15 +175,15 @@ class VllmEngine(Engine):
         raise stopped()
 
     def _died(self, server: ServerProcess, what: str) -> Finding:
-        """How vLLM ended, in its own words."""
+        """Return a finding with the error from vLLM's log, its last lines and its command."""
         log = server.logs(SEARCHED_LINES)
-        words = error_in_log(log)
+        cause = error_in_log(log)
         message = f"{what} (exit code {server.exit_code}; {self._place.share_text()})"
         context = (f"command: {' '.join(server.command)}", *log.splitlines()[-LOG_LINES:])
-        return Finding("E121", f"{message}: {words}" if words else message, context=context, fixes=(server.log_fix,))
+        return Finding("E121", f"{message}: {cause}" if cause else message, context=context, fixes=(server.log_fix,))
 
     def stop(self) -> None:
-        """Ends vLLM and everything else. Safe to call twice."""
+        """Stop vLLM and Roost's server. Safe to call twice."""
         self._is_stopped = True
         if self._client is not None:
             self._client.close()
@@ -181,7 +194,7 @@ class VllmEngine(Engine):
         self._folder.close()
 
     def ended(self) -> str:
-        """Why it can never serve again: its server died, or was left with half of a version."""
+        """Return why the engine can never serve again: vLLM ended, or loaded only a part of a version; else empty."""
         if self._is_stopped or self._server is None:
             return ""
         if self._failure:
@@ -189,7 +202,7 @@ class VllmEngine(Engine):
         return "" if self._server.is_alive() else self._died(self._server, "vLLM has ended").message
 
     def health(self) -> str:
-        """Nothing when vLLM says that it is healthy, else what is missing."""
+        """Return why vLLM cannot serve; empty if it is healthy."""
         if self._is_stopped or self._server is None:
             return "it does not run"
         reason = self.ended()
@@ -202,11 +215,11 @@ class VllmEngine(Engine):
         return ""
 
     def logs(self) -> str:
-        """The last lines of vLLM's log."""
+        """Return the last lines of vLLM's log."""
         return self._server.described_logs() if self._server is not None else super().logs()
 
     def info(self) -> dict[str, Any]:
-        """Sizes and load."""
+        """Return sizes and load."""
         return {
             "context_length": self._context,
             "num_running_samples": self._client.count if self._client is not None else 0,
@@ -219,22 +232,22 @@ class VllmEngine(Engine):
     # Requests ------------------------------------------------------------------------------
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any]) -> list[EngineOutput]:
-        """Samples for prompts; see :meth:`Engine.generate`."""
+        """Return samples for prompts; see :meth:`Engine.generate`."""
         return self.submit(prompts, params).result()
 
     def submit(
         self, prompts: Sequence[Sequence[int]], params: Mapping[str, Any], rid: str = ""
     ) -> Future[list[EngineOutput]]:
-        """Hands a request on; see :meth:`Engine.submit`."""
+        """Pass a request on to vLLM; see :meth:`Engine.submit`."""
         if self._client is None:
             raise stopped()
         return self._client.submit(bodies_of(prompts, params, self._vocabulary, self._context, self._eos), rid)
 
     def command(self, route: str, body: Mapping[str, Any] | None = None, timeout_s: float = COMMAND_S) -> Any:
-        """Gives vLLM a command.
+        """Send vLLM a command and return the answer.
 
         Raises:
-            RolloutError: Where it refuses or does not answer; with what it said (E111).
+            RolloutError: vLLM refuses or does not answer; with its message (E111).
         """
         return self._ask(route, "POST", body or {}, timeout_s)
 
@@ -244,10 +257,10 @@ class VllmEngine(Engine):
         return ask(f"{URL}/{route}", method, body, timeout_s, socket_path=self._socket_path)
 
     def pause(self, mode: str = "wait") -> None:
-        """Holds new requests, and returns when nothing runs.
+        """Hold new requests, and return when no request is running, or after two hours with an error.
 
-        ``wait`` finishes what runs. ``abort`` answers everything that was accepted before, with what there
-        is of it. vLLM forgets the keys and values that it had cached.
+        ``wait`` finishes running requests. ``abort`` answers all requests that were accepted before, with their
+        tokens so far. vLLM clears its KV cache.
         """
         check_mode(mode)
         self._is_paused = True
@@ -257,13 +270,13 @@ class VllmEngine(Engine):
             self.abort()
 
     def resume(self) -> None:
-        """Lets requests go on; those of a sleeping engine when it is awake."""
+        """Let held requests run; those of an offloaded engine after :meth:`onload`."""
         self._is_paused = False
         if not self._is_asleep:
             self.command("resume")
 
     def abort(self, rid: str = "") -> None:
-        """Answers a request, or all, with what there is of it."""
+        """Answer a request, or with an empty ``rid`` all requests, with the tokens so far."""
         names = self._client.names(rid) if rid and self._client is not None else []
         if names or not rid:
             self.command("abort_requests", {"request_ids": names})
@@ -271,14 +284,14 @@ class VllmEngine(Engine):
     # Memory --------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Puts vLLM to sleep; what runs goes on after :meth:`onload`, and computes its keys and values anew."""
+        """Put vLLM to sleep. Running requests continue after :meth:`onload`, and compute their KV cache again."""
         with self._changing:
             if not self._is_asleep:
                 self.command("sleep?level=1&mode=keep")
                 self._is_asleep = True
 
     def onload(self) -> None:
-        """Wakes it up."""
+        """Wake vLLM up."""
         with self._changing:
             if self._is_asleep:
                 self.command("wake_up")
@@ -289,7 +302,7 @@ class VllmEngine(Engine):
     # Weights -------------------------------------------------------------------------------
 
     def describe_weights(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Tensors by the names of the checkpoint, which vLLM loads by; of tied ones the first name."""
+        """Return the tensors by their names in the checkpoint, which vLLM uses to load; of tied tensors the first."""
         found = checkpoint_tensors(self._model)
         if self._is_tied and len(found) > 1:
             found.pop(HEAD, None)
@@ -299,7 +312,7 @@ class VllmEngine(Engine):
     def intake(
         self, streams: Sequence[WeightStream], addresses: Mapping[str, Any], rank: int, host: str, timeout_s: float
     ) -> WeightIntake | None:
-        """Has vLLM's workers read memory of their node, and join broadcasts; the rest comes to :meth:`load_weights`."""
+        """Let vLLM's workers read memory of their node and join broadcasts; the rest goes to :meth:`load_weights`."""
         if all(stream.transport in NODE_LOCAL or stream.is_direct for stream in streams):
             if not all(stream.is_direct for stream in streams):
                 self._check_one_node()
@@ -307,10 +320,10 @@ class VllmEngine(Engine):
         return None
 
     def load_weights(self, named: Mapping[str, torch.Tensor], version: int) -> None:
-        """Takes new weights from tensors of this process; see :meth:`Engine.load_weights`.
+        """Load new weights from tensors of this process; see :meth:`Engine.load_weights`.
 
         Raises:
-            RolloutError: Where names or shapes differ (E102), or the version is not greater (E103).
+            RolloutError: Names or shapes differ (E102), or the version is not greater than the current one (E103).
         """
         self._check_one_node()
         wanted = self.describe_weights()
@@ -332,22 +345,26 @@ class VllmEngine(Engine):
         intake.commit(version)
 
     def forget_sources(self) -> None:
-        """Gives back the memory that weights go through where they came to this process."""
-        own, self._staging = self._staging, None
-        for part in reversed(own or ()):
+        """Release the staging memory of :meth:`load_weights`."""
+        staging, self._staging = self._staging, None
+        for part in reversed(staging or ()):
             part.close()
 
     def _check_one_node(self) -> None:
         if self._place.num_members > 1:
             message = f"{self._place.name}: vLLM over several nodes takes weights by NCCL broadcast alone"
-            rule = "a trainer without tensor or pipeline parallelism, on GPUs of its own, sends them so"
+            rule = "a trainer sends by NCCL broadcast if it has no tensor or pipeline parallelism, and GPUs of its own"
             raise RolloutError([Finding("E123", message, rule=rule)])
 
     def load_version(self, version: int, updates: Sequence[Mapping[str, Any]]) -> None:
-        """Has the workers load what was sent, while nothing is generated.
+        """Have the workers load a version while nothing is generated.
 
-        Where it is not paused, requests that run are kept, and go on with the new weights: their keys and
-        values are computed anew. A sleeping engine gets the memory of its weights back for it.
+        If the engine is not paused, running requests are kept and continue with the new weights, after their KV cache
+        was computed again. An offloaded engine takes the memory of its weights again for the load.
+
+        Raises:
+            RolloutError: The version is not greater than the current one (E103), or it was loaded only in part, so
+                that the engine must end (E124).
         """
         with self._changing:
             if version <= self.version:
@@ -364,7 +381,7 @@ class VllmEngine(Engine):
                     for update in updates:
                         self.command("update_weights", {"update_info": update})
                     self.command("finish_weight_update", {"weight_version": str(version)})
-                except RoostError as error:  # it has parts of both: nobody may be served by that
+                except RoostError as error:  # a mix of two versions must not serve requests
                     self._failure = f"version {version} was loaded in part: {error.findings[0].message}"
                     raise RolloutError([Finding("E124", self._failure)]) from error
                 self.version = version

