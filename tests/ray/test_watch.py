@@ -400,7 +400,7 @@ def test_the_ray_may_end_while_it_is_watched(four_nodes: LocalRay, tmp_path: Pat
                 assert "1 node x 1 GPU" in watching.stdout.readline()
                 driver.stdin.write("\n")
                 driver.stdin.close()
-                assert "the Ray that was watched has ended" in watching.stdout.read()
+                assert "the watched Ray cluster has ended" in watching.stdout.read()
             assert watching.returncode == 0
         finally:
             driver.kill()

@@ -130,7 +130,7 @@ def test_a_cluster_file_may_be_given(folder: Path, capsys: pytest.CaptureFixture
 def test_nothing_is_overwritten_unless_forced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "job.yaml").write_text("mine")
     assert main(["init"]) == 2
-    assert "error[U130]: job.yaml is already there" in capsys.readouterr().err
+    assert "error[U130]: job.yaml already exists" in capsys.readouterr().err
     assert (folder / "job.yaml").read_text() == "mine"
     assert main(["init", "--force"]) == 0
     assert (folder / "job.yaml").read_text().startswith("# Collocated")

@@ -1,4 +1,4 @@
-"""The command line. One module per command; each has ``add`` and ``run``."""
+"""The command line: one module per command, each with ``add`` and ``run``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _COMMANDS = {
         "completion",
     ]
 }
-"""Name of each command → its module here."""
+"""Module of each command, by name."""
 
 
 class _Parser(ArgumentParser):
@@ -66,7 +66,7 @@ class _Parser(ArgumentParser):
 
 
 def build_parser(command: str = "") -> ArgumentParser:
-    """What the command line understands; of one command alone, where it is named: the others cost time to load."""
+    """Return the parser of all commands, or of ``command`` alone, so that no other command is loaded."""
     parser = _Parser("roost", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Formatter)
     parser.add_argument("--version", action="version", version=f"roost {__version__}")
     # With prog given, argparse need not format a usage (and load shutil) before it knows the command.
@@ -77,7 +77,7 @@ def build_parser(command: str = "") -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command, and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     with StopSignals() as signals:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             print_error(error)
             return signals.exit_code if signals.received else 2 if isinstance(error, UsageError) else 1
-        except BrokenPipeError:  # the reader (head, less) has seen enough
+        except BrokenPipeError:  # the reader (head, less) has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except KeyboardInterrupt:
@@ -99,5 +99,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if not signals.received:
                 raise
-            print(f"roost: while it was stopped: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
+            print(f"roost: error while stopping: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
             return signals.exit_code

@@ -1,4 +1,4 @@
-"""``roost completion``: commands, options and files, completed by the shell."""
+"""``roost completion``: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roost.cli.inputs import Formatter
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Prints a script that makes a shell complete commands, options, choices and files.
+Prints a script with which a shell completes commands, options, choices and files.
 
   bash    source <(roost completion bash)                               in ~/.bashrc
   zsh     source <(roost completion zsh)                                in ~/.zshrc, after compinit
@@ -20,7 +20,7 @@ Prints a script that makes a shell complete commands, options, choices and files
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "completion", help="print a script that completes this command", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     from roost.cli import build_parser
     from roost.cli.shells import script
 

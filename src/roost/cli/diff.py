@@ -1,4 +1,4 @@
-"""``roost diff``: what changes from one plan to another."""
+"""``roost diff``: compare two plans."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["add", "run"]
 _DESCRIPTION = """\
 Compares two plans, process by process: + added, ~ changed, - removed.
 
-  roost diff job.lock.json job.yaml               has the job file moved anything?
+  roost diff job.lock.json job.yaml               does the job file place anything elsewhere?
   roost diff old.yaml new.yaml --cluster 2x8
-  roost diff job.yaml job.yaml --cluster 2x8 --cluster 4x8     on other machines
+  roost diff job.yaml job.yaml --cluster 2x8 --cluster 4x8     on other nodes
   roost diff job.yaml job.yaml --cluster 2x8 --set actor.model.tensor_model_parallel_size=8
-  roost diff job.lock.json live                   is what runs what was kept?
+  roost diff job.lock.json live                   does the running job match the lock file?
 
-A and B are job files, locks, plans (roost plan --json), or 'live': the job that runs. Job files are
-resolved on --cluster (given twice: for A, and for B), or else on the machines of the other.
+A and B are job files, lock files, plans (roost plan --json), or 'live': the running job. Job files are
+resolved on --cluster (given twice: for A, and for B), or else on the nodes of the other side.
 
-exit codes: 0 the same, 1 different, 2 trouble.
+exit codes: 0 the same, 1 different, 2 errors.
 """
 _LIVE = "live"
 _ADDRESS = re.compile(r"(ray://.+|[\w.\[\]:-]+:[0-9]+)\Z", re.ASCII)
-_KEPT = re.compile(r'\s*\{\s*"format"\s*:\s*"([^"]*)')
+_FORMAT = re.compile(r'\s*\{\s*"format"\s*:\s*"([^"]*)')
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two that are compared."""
+    """One of the two plans that are compared."""
 
     name: str
     plan: Plan
@@ -47,35 +47,37 @@ class _Side:
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "diff", help="show what changes between two plans", description=_DESCRIPTION, formatter_class=Formatter
     )
-    what = "a job file, a lock, a plan, or live"
+    what = "a job file, a lock file, a plan, or live"
     parser.add_argument("before", metavar="A", help=what)
     parser.add_argument("after", metavar="B", help=what)
     parser.add_argument(
         "--cluster", action="append", default=[], metavar="CLUSTER",
-        help="the machines for job files: a text such as 2x8, or a cluster file; twice: for A and for B",
+        help="the nodes for job files: a text such as 2x8, or a cluster file; twice: for A and for B",
     )  # fmt: skip
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE",
                         help="import this module first; may be repeated")  # fmt: skip
     parser.add_argument("--set", dest="values", action="append", default=[], metavar="KEY=VALUE",
-                        help="another value for a key of job file B, to see what it changes; may be repeated")  # fmt: skip
+                        help="override a key of job file B; may be repeated")  # fmt: skip
     parser.add_argument(
-        "--address", metavar="ADDRESS", help="the Ray of live; default RAY_ADDRESS, else this user's job"
+        "--address",
+        metavar="ADDRESS",
+        help="the Ray cluster of live; default RAY_ADDRESS, else that of this user's job",
     )
-    parser.add_argument("--namespace", metavar="NAME", help="the job there, where several run")
+    parser.add_argument("--namespace", metavar="NAME", help="the job, if several run on that Ray cluster")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else, to stdout")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     try:
         import_modules(args.modules)
         before, after = _sides(args)
-    except RoostError as error:  # trouble is 2, as diff has it; 1 is for a difference
+    except RoostError as error:  # like diff(1): 2 for errors, 1 for differences
         raise UsageError(error.findings) from error
     from roost.plan.diff import diff_plans
 
@@ -91,50 +93,55 @@ def run(args: Namespace) -> int:
 
 def _sides(args: Namespace) -> tuple[_Side, _Side]:
     if len(args.cluster) > 2:
-        raise UsageError([Finding("U133", f"--cluster is given {len(args.cluster)} times: once, or for A and B")])
+        raise UsageError(
+            [
+                Finding(
+                    "U133", f"--cluster is given {len(args.cluster)} times; give it once, or once for A and once for B"
+                )
+            ]
+        )
     clusters = [read_cluster(text) for text in args.cluster]
     read = [_read(args, name) for name in (args.before, args.after)]
     if args.values and read[1] is not None:
-        raise UsageError([Finding("U133", f"--set changes job file B, and {args.after} is none")])
+        raise UsageError([Finding("U133", f"--set changes job file B, but {args.after} is not a job file")])
     sides = []
     for index, name in enumerate((args.before, args.after)):
         side, other = read[index], read[1 - index]
         if side is None:
-            machines = clusters[min(index, len(clusters) - 1)] if clusters else other.plan.topology if other else None
+            topology = clusters[min(index, len(clusters) - 1)] if clusters else other.plan.topology if other else None
             values = args.values if index else []
             where = f" on {args.cluster[index]}" if len(clusters) == 2 else ""
-            side = _Side(name + where + "".join(f", {value}" for value in values), _resolve(name, machines, values))
+            side = _Side(name + where + "".join(f", {value}" for value in values), _resolve(name, topology, values))
         sides.append(side)
     return sides[0], sides[1]
 
 
-def _resolve(job: str, machines: Topology | None, values: list[str]) -> Plan:
+def _resolve(job: str, topology: Topology | None, values: list[str]) -> Plan:
     from roost.config import load_config
     from roost.plan import Plan
-    from roost.topology import Topology
 
-    if machines is None:
-        fixes = (Fix("name them", "--cluster 2x8"),)
-        raise UsageError([Finding("U133", f"{job} is a job file, and no machines are named for it", fixes=fixes)])
-    return Plan.resolve(set_values(load_config(job), values), Topology.of(machines))
+    if topology is None:
+        fixes = (Fix("give a cluster", "--cluster 2x8"),)
+        raise UsageError([Finding("U133", f"{job} is a job file, and there is no --cluster for it", fixes=fixes)])
+    return Plan.resolve(set_values(load_config(job), values), topology)
 
 
 def _read(args: Namespace, name: str) -> _Side | None:
-    """What an argument names; ``None`` for a job file, which waits for machines."""
+    """Return the plan that an argument names; ``None`` for a job file, which is resolved later."""
     if name == _LIVE or (not os.path.exists(name) and _ADDRESS.match(name)):
         return _live(args, name)
     try:
         with open(name, encoding="utf-8", errors="replace") as file:
-            kept = _KEPT.match(file.read(400))
-            if kept is None and not name.endswith(".lock.json"):
+            saved = _FORMAT.match(file.read(400))
+            if saved is None and not name.endswith(".lock.json"):
                 return None
             rest = file.read()
     except OSError as error:
         raise UsageError([Finding("C101", f"{name}: {error.strerror or error}")]) from None
-    if kept is not None and kept[1].startswith("roost.plan/"):
+    if saved is not None and saved[1].startswith("roost.plan/"):
         from roost.plan import Plan
 
-        return _Side(name, Plan.from_json(kept.string + rest))
+        return _Side(name, Plan.from_json(saved.string + rest))
     from roost.plan.lock_file import LockFile
 
     lock = LockFile.load(name)
@@ -142,7 +149,7 @@ def _read(args: Namespace, name: str) -> _Side | None:
 
 
 def _live(args: Namespace, name: str) -> _Side:
-    """What the job that runs was launched with."""
+    """Return the plan that the running job was launched with."""
     from roost.cli.live import joined
 
     if name != _LIVE:
@@ -159,10 +166,14 @@ def _live(args: Namespace, name: str) -> _Side:
         managers = find_managers(chosen) if chosen else None
         if managers is None:
             message = (
-                f"no job {chosen!r} runs there" if chosen else "several jobs run there" if jobs else "no job runs there"
+                f"no job {chosen!r} is running"
+                if chosen
+                else "several jobs are running"
+                if jobs
+                else "no job is running"
             )
             rule = "jobs: " + ", ".join(jobs) if jobs else ""
-            fixes = (Fix("name one", f"--namespace {jobs[0]}"),) if jobs else ()
+            fixes = (Fix("choose one", f"--namespace {jobs[0]}"),) if jobs else ()
             raise UsageError([Finding("U134", message, rule=rule, fixes=fixes)])
         found = live_plan(managers)
     return _Side(f"live ({chosen})", found.plan, found.uuids)

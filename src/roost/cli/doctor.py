@@ -1,4 +1,4 @@
-"""``roost doctor``: whether every node is fit for a job."""
+"""``roost doctor``: check that every node can run a job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from roost.cli.output import print_view
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Looks at every node of a Ray: versions, accelerators as Ray and as the driver library count them,
-accelerators that somebody uses, clocks, ports, interpreters. A row that is not well says why, and
-what to do. Exit code 1 where any is not.
+Checks every node of a Ray cluster: versions, the number of accelerators according to Ray and to the
+driver library, accelerators in use, clocks, ports, interpreters. A failed check says why, and what to
+do. The exit code is 1 if a check failed.
 
   roost doctor
   roost doctor --address 10.0.0.1:6379
@@ -22,14 +22,14 @@ what to do. Exit code 1 where any is not.
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser("doctor", help="check every node", description=_DESCRIPTION, formatter_class=Formatter)
     add_address(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     with joined(args):
         from roost.cluster.connect import alive_nodes
         from roost.cluster.doctor import examine

@@ -1,4 +1,4 @@
-"""``roost explain``: one process."""
+"""``roost explain``: explain the place of one process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from roost.plan import Plan
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Says where one process goes, by which rule of the job file, whom it shares accelerators with, and
-which environment it gets.
+Explains one process: its place, the rule of the job file behind it, the processes on the same
+accelerators, its weights, and its environment.
 
   roost explain job.yaml 'actor[3]' --cluster 2x8
 """
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "explain", help="say where one process goes, and why", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     from roost.report.explain import explain_process
 
     config, topology = read_inputs(args)

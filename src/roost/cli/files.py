@@ -1,4 +1,4 @@
-"""Files that commands write."""
+"""Write the output files of commands."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ __all__ = ["write_file"]
 
 
 def write_file(path: str, text: str) -> None:
-    """Writes a file, whole or not at all: who reads it meanwhile sees what was there before.
+    """Write a file atomically: readers see the old content or the new.
+
+    Devices and pipes, such as /dev/stdout, are written to directly.
 
     Raises:
-        UsageError: Where it cannot be written (U120).
+        UsageError: If the file cannot be written (U120).
     """
-    # Devices and pipes, such as /dev/stdout, are written to and not replaced.
-    is_plain = not os.path.exists(path) or os.path.isfile(path)
-    chosen = f"{os.path.realpath(path)}.{os.getpid()}.new" if is_plain else path
+    is_regular = not os.path.exists(path) or os.path.isfile(path)
+    target = f"{os.path.realpath(path)}.{os.getpid()}.new" if is_regular else path
     try:
-        with open(chosen, "w", encoding="utf-8") as file:
+        with open(target, "w", encoding="utf-8") as file:
             file.write(text)
-        if is_plain:
-            os.replace(chosen, os.path.realpath(path))
+        if is_regular:
+            os.replace(target, os.path.realpath(path))
     except OSError as error:
-        if is_plain:
+        if is_regular:
             with contextlib.suppress(OSError):
-                os.remove(chosen)
+                os.remove(target)
         message = f"{path} cannot be written: {error.strerror or error}"
         raise UsageError([Finding("U120", message)]) from error

@@ -1,4 +1,4 @@
-"""``roost init``: a job file to start from."""
+"""``roost init``: write a first job file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from roost.cli.output import print_view
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Writes a commented job file for a layout and a cluster size, which plans without problems.
+Writes a commented job file for a layout and a cluster. roost plan finds no problems in it.
 
   roost init
   roost init --layout disaggregated --cluster 4x8:H200 --out job.yaml
   roost init --layout heterogeneous --cluster 2x8
 
-collocated      trainer and engines share all GPUs, in turn
-disaggregated   trainer and engines have GPUs of their own
-hybrid          any sets: trainer, engines and simulators
-heterogeneous   node groups: training, generation and robots, with a cluster file and a module beside it
+collocated      trainer and engines share all GPUs, and take turns
+disaggregated   trainer and engines have separate GPUs
+hybrid          any overlap, for trainer, engines and simulators
+heterogeneous   node groups for training, generation and robots, with a cluster file and a module beside it
 """
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "init", help="write a job file to start from", description=_DESCRIPTION, formatter_class=Formatter
     )
@@ -35,14 +35,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--layout", choices=choices, default="collocated", help="how GPUs are shared; default collocated"
     )
-    parser.add_argument("--cluster", default="2x8", metavar="CLUSTER", help="the machines, such as 2x8; default 2x8")
+    parser.add_argument("--cluster", default="2x8", metavar="CLUSTER", help="the nodes, such as 2x8; default 2x8")
     parser.add_argument("--out", default="job.yaml", metavar="FILE", help="the file to write; default job.yaml")
-    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     from roost.cli.starters import start
     from roost.cli.writing import check_free
 
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
         topology = read_cluster(args.cluster)
     folder, name = os.path.split(args.out)
     cluster = args.cluster
-    if folder and os.path.exists(cluster):  # as seen from the folder of the job
+    if folder and os.path.exists(cluster):  # relative to the folder of the job file
         cluster = os.path.relpath(cluster, folder)
     starter = start(args.layout, topology, cluster, os.path.splitext(name)[0])
     files = {name: starter.job, **starter.beside}

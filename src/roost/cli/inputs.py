@@ -1,4 +1,4 @@
-"""What commands read: a job file, a cluster, modules with registrations."""
+"""Read the inputs of commands: a job file, a cluster, and modules that register hardware types."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ __all__ = [
 ]
 
 _CLUSTER_HELP = """\
-the machines: a text such as 2x8 (nodes x GPUs), 8x8:H200, 8x8:A800+8x8:4090+2x0, or a cluster file"""
+the nodes: a text such as 2x8 (nodes x GPUs), 8x8:H200, 8x8:A800+8x8:4090+2x0, or a cluster file"""
 
 
 class Formatter(RawDescriptionHelpFormatter):
-    """Help of a fixed width: asking the terminal costs a few milliseconds for every argument."""
+    """Help with a fixed width of 100: asking the terminal takes a few milliseconds per argument."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=100)
 
 
 class UsageError(RoostError):
-    """The command was not called rightly: exit code 2."""
+    """The command line is wrong: exit code 2."""
 
 
 def add_inputs(parser: ArgumentParser, is_cluster_required: bool = True) -> None:
-    """Adds the arguments that all planning commands share."""
+    """Add the arguments that all planning commands share."""
     parser.add_argument("--cluster", required=is_cluster_required, metavar="CLUSTER", help=_CLUSTER_HELP)
     parser.add_argument(
         "--import",
@@ -58,12 +58,12 @@ def add_inputs(parser: ArgumentParser, is_cluster_required: bool = True) -> None
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="another value for a key of the job file, such as cluster.layout.mode=hybrid; may be repeated",
+        help="override a key of the job file, such as cluster.layout.mode=hybrid; may be repeated",
     )
 
 
 def read_inputs(args: Namespace) -> tuple[Config, Topology]:
-    """The job and the machines that a command was given."""
+    """Return the job and the topology of a command."""
     import_modules(args.modules)
     with as_usage("C101"):
         topology = read_cluster(args.cluster)
@@ -72,19 +72,20 @@ def read_inputs(args: Namespace) -> tuple[Config, Topology]:
 
 
 def read_config(args: Namespace) -> Config:
-    """The job file that a command was given, with the values of ``--set``."""
+    """Return the job of a command, with the values of ``--set``."""
     with as_usage("C101"):
         config = load_config(args.job)
     return set_values(config, args.values)
 
 
 def set_values(config: Config, assignments: Sequence[str]) -> Config:
-    """A job with other values: ``KEY=VALUE`` each, with a dotted path of keys and a value in YAML; later ones win.
+    """Return a job with overridden values.
 
-    Complaints about such a value have the place ``--set KEY=VALUE``.
+    Each assignment is ``KEY=VALUE``, with a dotted path of keys and a value in YAML. Later assignments win. Findings
+    about such a value have the place ``--set KEY=VALUE``.
 
     Raises:
-        UsageError: With every assignment that cannot be.
+        UsageError: With all invalid assignments (U106).
     """
     if not assignments:
         return config
@@ -98,7 +99,9 @@ def set_values(config: Config, assignments: Sequence[str]) -> Config:
         keys = [key.strip() for key in path.split(".")]
         if not sign or not all(keys):
             fix = Fix("for example", "--set cluster.layout.mode=hybrid")
-            findings.append(Finding("U106", f"{name}: this is not KEY=VALUE, with a dotted path of keys", fixes=(fix,)))
+            findings.append(
+                Finding("U106", f"{name}: not KEY=VALUE with a dotted path of keys", fixes=(fix,))
+            )
             continue
         try:
             tree = tree.replacing(keys, read_value(text, name))
@@ -112,19 +115,23 @@ def set_values(config: Config, assignments: Sequence[str]) -> Config:
 
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Imports modules that register something, also from this folder."""
+    """Import modules that register something, also from the working folder.
+
+    Raises:
+        UsageError: If a module cannot be imported (U101).
+    """
     if modules and "" not in sys.path:
         sys.path.insert(0, "")
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever the module does when it is loaded
+        except Exception as error:  # a module may raise anything when it is loaded
             message = f"--import {module}: {type(error).__name__}: {error}"
             raise UsageError([Finding("U101", message)]) from error
 
 
 def read_cluster(text: str) -> Topology:
-    """The machines of ``--cluster``: a file, or a short text."""
+    """Return the topology of ``--cluster``: a cluster file, or a short text."""
     if os.path.exists(text) or text.endswith((".yaml", ".yml", ".json")):
         return Topology.load(text)
     with as_usage("T101"):
@@ -133,7 +140,7 @@ def read_cluster(text: str) -> Topology:
 
 @contextmanager
 def as_usage(*codes: str) -> Iterator[None]:
-    """Turns errors that consist of these codes alone into wrong usage."""
+    """Turn errors whose findings all have one of these codes into a :class:`UsageError`."""
     try:
         yield
     except UsageError:

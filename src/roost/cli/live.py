@@ -1,4 +1,4 @@
-"""Reaching a live Ray from the command line."""
+"""Connect commands to a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ __all__ = ["add_address", "joined", "ray_is_gone"]
 
 
 def add_address(parser: ArgumentParser) -> None:
-    """Adds the argument that says which Ray is meant."""
+    """Add ``--address``."""
     parser.add_argument(
-        "--address", metavar="ADDRESS", help="the Ray to ask; default RAY_ADDRESS, else this user's job"
+        "--address", metavar="ADDRESS", help="the Ray cluster; default RAY_ADDRESS, else that of this user's job"
     )
 
 
 @contextmanager
 def joined(args: Namespace) -> Iterator[None]:
-    """Joins a Ray that runs; never starts one."""
+    """Connect to a running Ray cluster; never start one.
+
+    Raises:
+        UsageError: If no address is given or found (U105).
+    """
     import ray
 
     from roost.cluster.connect import connect, find_job
 
     address = args.address or os.environ.get("RAY_ADDRESS") or find_job()
     if address is None:
-        message = "no Ray is named, and no job of yours runs on this machine"
-        fixes = (Fix("say which", "--address 10.0.0.1:6379, or RAY_ADDRESS"),)
+        message = "there is no Ray address, and no job of yours runs on this machine"
+        fixes = (Fix("give an address", "--address 10.0.0.1:6379, or RAY_ADDRESS"),)
         raise UsageError([Finding("U105", message, fixes=fixes)])
     connect(address, "roost-cli", attach=True)
     try:
@@ -40,9 +44,9 @@ def joined(args: Namespace) -> Iterator[None]:
 
 
 def ray_is_gone() -> Callable[[], bool]:
-    """A function that tells whether the Ray that was joined has ended.
+    """Return a function that tells whether the connected Ray cluster has ended; it takes at most 2 seconds.
 
-    A process that goes on asking such a Ray is ended by Ray itself, at once and without tidying up.
+    Ray aborts a process that keeps calling a cluster that has ended, without running its cleanup.
     """
     import socket
 
@@ -51,14 +55,14 @@ def ray_is_gone() -> Callable[[], bool]:
     try:
         host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
         place = (host.strip("[]"), int(port))
-    except (AttributeError, RuntimeError, ValueError):  # reached through a proxy, which tells itself
+    except (AttributeError, RuntimeError, ValueError):  # Ray Client: its proxy reports the end itself
         return lambda: False
 
     def is_gone() -> bool:
         try:
             socket.create_connection(place, timeout=2.0).close()
         except TimeoutError:
-            return False  # busy
+            return False  # no answer in time: it is busy, not gone
         except OSError:
             return True
         return False

@@ -1,4 +1,4 @@
-"""Locks at the command line: written by ``roost plan`` and ``roost run --relock``, replayed by ``roost run``."""
+"""Lock files: ``roost plan`` and ``roost run --relock`` write them, ``roost run`` replays them."""
 
 from __future__ import annotations
 
@@ -17,42 +17,45 @@ if TYPE_CHECKING:
     from roost.plan import Plan
     from roost.plan.lock_file import LockFile
 
-__all__ = ["KeptPlan", "write_lock"]
+__all__ = ["LockedPlan", "write_lock"]
 
 _MOST_SHOWN = 20
 
 
 def write_lock(
-    path: str, plan: Plan, args: Namespace, machines: Any = None, findings: Iterable[Finding] = ()
+    path: str, plan: Plan, args: Namespace, cluster: Any = None, findings: Iterable[Finding] = ()
 ) -> LockFile | None:
-    """Writes the lock of a plan and says where; a plan with problems is not kept.
+    """Write the lock file of a plan, and print its path.
 
     Args:
-        path: Where to.
+        path: The path.
         plan: The plan.
-        args: What the command was given: the job file, the values of ``--set``.
-        machines: The live cluster that it was resolved on.
-        findings: What the plan's check found.
+        args: Arguments of the command: the job file, and the values of ``--set``.
+        cluster: The live cluster that the plan was resolved on.
+        findings: Findings of the plan's check.
+
+    Returns:
+        The lock file; ``None`` if the plan has problems, in which case nothing is written.
     """
     from roost.cli.files import write_file
     from roost.plan.lock_file import LockFile
 
     if any(finding.is_problem for finding in findings):
         sys.stdout.flush()
-        print_view(f"{path} was not written: a plan with problems is not kept", sys.stderr)
+        print_view(f"{path} was not written: a plan with problems is not saved", sys.stderr)
         return None
     seen_from = os.path.dirname(os.path.abspath(path))
     job_file = os.path.relpath(os.path.abspath(args.job), seen_from)
-    lock = LockFile.of(plan, machines, job_file, _hash_of(args.job), args.values)
+    lock = LockFile.of(plan, cluster, job_file, _hash_of(args.job), args.values)
     write_file(path, lock.to_json())
     known = ", with the UUIDs of its accelerators" if any(lock.uuids) else ""
     line = f"wrote {path}: {lock.topology.describe()}{known}, fingerprint {lock.fingerprint}"
-    print_view(line, sys.stderr if getattr(args, "json", False) else sys.stdout)  # stdout is for the JSON alone
+    print_view(line, sys.stderr if getattr(args, "json", False) else sys.stdout)  # stdout has the JSON only
     return lock
 
 
-class KeptPlan:
-    """The plan of ``--lock``: as it was kept, or with ``--relock`` made anew."""
+class LockedPlan:
+    """The plan of ``--lock``: as saved, or resolved again with ``--relock``."""
 
     def __init__(self, args: Namespace, lock: LockFile | None) -> None:
         self.args = args
@@ -60,52 +63,56 @@ class KeptPlan:
         self.lock = lock
 
     @staticmethod
-    def of(args: Namespace) -> KeptPlan | None:
-        """What ``--lock`` names; ``None`` without it. The lock's job file and ``--set`` values become those of the command.
+    def of(args: Namespace) -> LockedPlan | None:
+        """Return the plan of ``--lock``; ``None`` without ``--lock``.
+
+        The job file and the ``--set`` values of the lock file become those of the command.
 
         Raises:
-            UsageError: Where there is no such lock, or no job is named.
+            UsageError: If there is no such lock file (U132), or no job is given (U131).
         """
         if args.relock and not args.lock:
-            message = "--relock says to write a lock anew, and no --lock says which"
-            raise UsageError([Finding("U131", message, fixes=(Fix("name it", "--lock job.lock.json --relock"),))])
+            message = "--relock needs --lock, the lock file to write"
+            raise UsageError([Finding("U131", message, fixes=(Fix("name the file", "--lock job.lock.json --relock"),))])
         lock = _read(args) if args.lock else None
         if lock is not None:
             if args.job is None and lock.job_file:
                 args.job = os.path.normpath(os.path.join(os.path.dirname(args.lock), lock.job_file))
             args.values = [*lock.settings, *(value for value in args.values if value not in lock.settings)]
         if args.job is None:
-            fixes = (Fix("a job file", "roost run job.yaml"), Fix("or a lock", "roost run --lock job.lock.json"))
-            raise UsageError([Finding("U131", "neither a job file is named nor a lock that knows one", fixes=fixes)])
-        return KeptPlan(args, lock) if args.lock else None
+            fixes = (Fix("a job file", "roost run job.yaml"), Fix("or a lock file", "roost run --lock job.lock.json"))
+            raise UsageError(
+                [Finding("U131", "there is neither a job file nor a lock file that names one", fixes=fixes)]
+            )
+        return LockedPlan(args, lock) if args.lock else None
 
-    def plan(self, config: Any, machines: Any) -> Plan:
-        """The plan to launch.
+    def plan(self, config: Any, cluster: Any) -> Plan:
+        """Return the plan to launch.
 
         Raises:
-            RoostError: Where machines or job are not what they were, and there is no ``--relock``.
+            RoostError: If the nodes (K201) or the job (K202) have changed, without ``--relock``.
         """
         if self.args.relock or self.lock is None:
-            return self._relock(config, machines)
-        self._check_machines(self.lock, machines)
+            return self._relock(config, cluster)
+        self._check_nodes(self.lock, cluster)
         self._check_job(self.lock, config)
         return self.lock.plan
 
-    def _relock(self, config: Any, machines: Any) -> Plan:
+    def _relock(self, config: Any, cluster: Any) -> Plan:
         from roost.plan import Plan
 
-        plan = Plan.resolve(config, machines)
+        plan = Plan.resolve(config, cluster)
         findings = plan.check()
         before = self.lock
-        lock = write_lock(self.path, plan, self.args, machines, findings)
+        lock = write_lock(self.path, plan, self.args, cluster, findings)
         if lock is not None:
             self.lock = lock
             if before is not None:
                 _show_diff(f"{self.path} as it was", "now", before, lock)
         return plan
 
-    def _check_machines(self, lock: LockFile, machines: Any) -> None:
-        differences = lock.differences(machines)
+    def _check_nodes(self, lock: LockFile, cluster: Any) -> None:
+        differences = lock.differences(cluster)
         if differences:
             lines = [str(difference) for difference in differences]
             if len(lines) > _MOST_SHOWN:
@@ -114,40 +121,40 @@ class KeptPlan:
                 [
                     Finding(
                         "K201",
-                        f"{self.path}: the machines are not those that it was made on",
+                        f"{self.path}: the nodes are not those that it was made for",
                         context=tuple(lines),
-                        rule="a lock is replayed on the machines that it was made on, in their order",
-                        fixes=(Fix("resolve the job anew, and write the lock", "--relock"),),
+                        rule="a lock file is replayed on the nodes that it was made for, in their order",
+                        fixes=(Fix("resolve the job again, and write the lock file", "--relock"),),
                     )
                 ]
             )
-        further = Topology.of(machines).num_nodes - lock.topology.num_nodes
+        further = Topology.of(cluster).num_nodes - lock.topology.num_nodes
         if further > 0:
-            print_view(f"{self.path} leaves {counted(further, 'further node')} alone")
+            print_view(f"{self.path} does not use {counted(further, 'additional node')}")
 
     def _check_job(self, lock: LockFile, config: Any) -> None:
-        """A job file may change in what places nothing; what it places is what was kept."""
+        """Raise if the job file has changed in a way that moves a process. Other changes are allowed."""
         from roost.plan import Plan
         from roost.plan.lock_file import LockFile
 
         job = self.args.job
         if lock.is_of(_hash_of(job), self.args.values):
             return
-        fixes = (Fix("resolve the job anew, and write the lock", "--relock"),)
+        fixes = (Fix("resolve the job again, and write the lock file", "--relock"),)
         try:
             now = Plan.resolve(config, lock.topology)
         except RoostError as error:
-            message = f"{job} has changed since {self.path} was made, and cannot be placed on its machines"
+            message = f"{job} has changed since {self.path} was made, and cannot be placed on its nodes"
             raise RoostError([Finding("K202", message), *error.findings]) from None
         if not _show_diff(self.path, job, lock, LockFile(now, uuids=lock.uuids), is_quiet=True):
             print_view(f"{job} has changed since {self.path} was made; every process stays where it was")
             return
-        message = f"{job} has changed since {self.path} was made, and places something else"
+        message = f"{job} has changed since {self.path} was made, and now places processes elsewhere"
         raise RoostError([Finding("K202", message, fixes=fixes)])
 
 
 def _show_diff(before_name: str, after_name: str, before: LockFile, after: LockFile, is_quiet: bool = False) -> bool:
-    """Shows what changes; returns whether anything does. Quiet: says nothing where nothing changes."""
+    """Print the differences, and return whether there are any. Quiet: print nothing if there are none."""
     from roost.plan.diff import diff_plans
     from roost.report.diff import draw_diff
 
@@ -159,25 +166,28 @@ def _show_diff(before_name: str, after_name: str, before: LockFile, after: LockF
 
 
 def _read(args: Namespace) -> LockFile | None:
-    """The lock that is there; ``None`` where it is to be written anew and cannot be read."""
+    """Return the existing lock file; ``None`` if ``--relock`` will write it and it is missing or broken."""
     from roost.plan.lock_file import LockFile
 
     if not os.path.exists(args.lock):
         if args.relock:
             return None
-        fixes = (Fix("make it now", "--relock"), Fix("or before", f"roost plan … --lock {args.lock}"))
-        raise UsageError([Finding("U132", f"there is no lock {args.lock}", fixes=fixes)])
+        fixes = (Fix("write it now", "--relock"), Fix("or beforehand", f"roost plan … --lock {args.lock}"))
+        raise UsageError([Finding("U132", f"there is no lock file {args.lock}", fixes=fixes)])
     try:
         return LockFile.load(args.lock)
     except ConfigError as error:
         if not args.relock or not _is_broken(error.codes):
             raise
-        print_view(f"{error.findings[0].message}; it is written anew")
+        print_view(f"{error.findings[0].message}; it will be replaced")
         return None
 
 
 def _is_broken(codes: Sequence[str]) -> bool:
-    """Whether a lock is no loss: cut off, changed, or of an older Roost, but not of a newer Roost or something else."""
+    """Return whether a lock file may be replaced: truncated, changed, or from an older Roost.
+
+    A lock file from a newer Roost may not, and neither may another kind of file.
+    """
     return set(codes) <= {"C403", "C405", "C406"}
 
 

@@ -1,7 +1,7 @@
-"""Where output goes: results to stdout, problems to stderr; in colour where a terminal shows it.
+"""Print results to stdout and problems to stderr, in colour on a terminal.
 
-All that commands print goes through here, and control characters in it are spelled out: a label or the content of a file
-must not command the terminal.
+All output of commands goes through this module. It spells out control characters, so that a label or the content of
+a file cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _STYLES = (("error[", "bold red"), ("note[", "bold cyan"), ("help:", "green"))
 
 
 def print_view(view: Text | str, stream: TextIO | None = None) -> None:
-    """Prints a drawing, to stdout where no other stream is given; lines are never wrapped."""
+    """Print text to a stream, by default stdout, without wrapping lines."""
     _write(stream or sys.stdout, view)
 
 
 def print_json(text: str) -> None:
-    """Prints JSON, and nothing else, to stdout; control characters as JSON spells them, which means the same."""
+    """Print JSON to stdout, with control characters as JSON escapes."""
     characters = (c if printable(c) == c else f"\\u{ord(c):04x}" for c in text)
     sys.stdout.write(text if printable(text) == text else "".join(characters))
 
 
 def spelled_out(text: Text) -> Text:
-    """A styled text with control characters spelled out; the same text where there are none."""
+    """Return styled text with control characters spelled out; the same object if there are none."""
     if printable(text.plain) == text.plain:
         return text
     edges = [edge for index, c in enumerate(text.plain) if printable(c) != c for edge in (index, index + 1)]
@@ -44,7 +44,7 @@ def spelled_out(text: Text) -> Text:
 
 
 def print_problems(findings: Iterable[Finding]) -> int:
-    """Prints the problems among findings to stderr; returns how many there are."""
+    """Print the problems among findings to stderr, and return their number."""
     problems = [finding for finding in findings if finding.is_problem]
     if problems:
         print_error(RoostError(problems))
@@ -52,7 +52,7 @@ def print_problems(findings: Iterable[Finding]) -> int:
 
 
 def print_notes(findings: Iterable[Finding]) -> None:
-    """Prints the notes among findings to stdout, a line each, with their fixes."""
+    """Print the notes among findings to stdout, with their fixes."""
     for finding in findings:
         if not finding.is_problem:
             _write(sys.stdout, Text.assemble((f"note[{finding.code}]", "bold cyan"), f": {finding}"))
@@ -61,7 +61,7 @@ def print_notes(findings: Iterable[Finding]) -> None:
 
 
 def print_error(error: RoostError) -> None:
-    """Prints all problems of an error to stderr, and how many they are."""
+    """Print all problems of an error to stderr, and their number if there are several."""
     sys.stdout.flush()
     for line in str(error).splitlines():
         style = next((style for start, style in _STYLES if line.startswith(start)), "")
@@ -74,7 +74,7 @@ def print_error(error: RoostError) -> None:
 def _write(stream: TextIO, text: Text | str) -> None:
     text = printable(text) if isinstance(text, str) else spelled_out(text)
     is_coloured = (stream.isatty() or os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
-    if not is_coloured:  # a console costs a fifth of the time of a small plan
+    if not is_coloured:  # rich.console would add a fifth to the time of a small plan
         stream.write(f"{text.plain if isinstance(text, Text) else text}\n")
         return
     from rich.console import Console

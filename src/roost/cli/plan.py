@@ -1,4 +1,4 @@
-"""``roost plan``: where everything goes."""
+"""``roost plan``: resolve a job and show its plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
 Resolves a job on a cluster, without Ray and without a GPU, and shows a map of nodes and
-accelerators, a table per component, and what is worth knowing.
+accelerators, a table per component, and notes.
 
   roost plan job.yaml --cluster 2x8
   roost plan job.yaml --cluster cluster.yaml --json > plan.json
@@ -26,12 +26,13 @@ accelerators, a table per component, and what is worth knowing.
   roost plan job.yaml --cluster 2x8 --lock job.lock.json
 
 In the map each component has a letter; an accelerator shows the letters of all components on it,
-a number after a letter means so many processes, a dot means idle. Like nodes share a row.
+a number after a letter is the number of its processes, and a dot means idle. In large plans equal nodes
+share a row.
 """
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "plan", help="show where everything goes", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -39,14 +40,14 @@ def add(commands: Any) -> None:
     parser.add_argument("job", metavar="JOB.yaml", help="the job file")
     add_inputs(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else, to stdout")
-    parser.add_argument("--html", metavar="FILE", help="write a page to look at and to search, which opens from disk")
-    parser.add_argument("--svg", metavar="FILE", help="write a picture, for papers and READMEs")
-    parser.add_argument("--lock", metavar="FILE", help="keep the plan, for roost run --lock and roost diff")
+    parser.add_argument("--html", metavar="FILE", help="write an interactive page that opens from disk")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture")
+    parser.add_argument("--lock", metavar="FILE", help="save the plan, for roost run --lock and roost diff")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     config, topology = read_inputs(args)
     plan = Plan.resolve(config, topology)
     findings = plan.check()
@@ -68,7 +69,7 @@ def run(args: Namespace) -> int:
 
 
 def _write_pictures(args: Namespace, plan: Plan, findings: Sequence[Finding]) -> None:
-    """Writes what ``--html`` and ``--svg`` ask for, and says where."""
+    """Write the files of ``--html`` and ``--svg``, and print their paths."""
     if not args.html and not args.svg:
         return
     from roost.cli.files import write_file
@@ -82,4 +83,4 @@ def _write_pictures(args: Namespace, plan: Plan, findings: Sequence[Finding]) ->
 
         write_file(args.svg, draw_svg(plan))
     written = " and ".join(path for path in (args.html, args.svg) if path)
-    print_view(f"wrote {written}", sys.stderr if args.json else sys.stdout)  # JSON stays alone
+    print_view(f"wrote {written}", sys.stderr if args.json else sys.stdout)  # stdout has the JSON only

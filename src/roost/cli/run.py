@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
-from roost.cli.lock_files import KeptPlan
+from roost.cli.lock_files import LockedPlan
 from roost.cli.output import print_notes, print_problems, print_view
 from roost.cli.signals import ignore_stop_signals, one_stop_signal
 from roost.config import Job, read_job
@@ -27,9 +27,9 @@ MAX_EMBEDDED_NODES = 16
 _DESCRIPTION = """\
 Plans a job, shows the map, reserves, launches, runs it, and closes everything.
 
-  roost run job.yaml                    on the Ray of RAY_ADDRESS, or on this machine
+  roost run job.yaml                    on the Ray cluster of RAY_ADDRESS, or on this machine
   roost run job.yaml --cluster 2x8      on an embedded Ray of two nodes with made-up accelerators
-  roost run --lock job.lock.json        exactly as it was planned, or not at all
+  roost run --lock job.lock.json        exactly as planned, or not at all
 
 The job names its program: 'run: module:function', called with the cluster and the plan (and with
 all values of the job, where it takes a third argument), or 'worker: module:Class' beside the
@@ -37,9 +37,9 @@ placement of a component. Groups of such workers are launched first; the functio
 cluster.get_group(name). Without a function, every group whose class has a method 'run' is called
 once. Modules are looked for beside the job file.
 
-A lock (roost plan … --lock FILE) is replayed: nothing is placed anew. Where the machines or the job
-are not what they were, the differences are shown and nothing is started; with --relock the job is
-resolved anew, the lock is written, and the job goes on.
+A lock file (roost plan … --lock FILE) is replayed: nothing is placed again. If the nodes or the job have
+changed, the differences are shown and nothing is started. With --relock the job is resolved again, the
+lock file is written, and the job runs.
 
 SIGTERM and SIGINT (Ctrl-C) raise KeyboardInterrupt in the job's function. The job is then closed, and
 the exit code is 143 or 130.
@@ -47,25 +47,25 @@ the exit code is 143 or 130.
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "run", help="plan, launch and run a job", description=_DESCRIPTION, formatter_class=Formatter
     )
-    parser.add_argument("job", metavar="JOB.yaml", nargs="?", help="the job file; default that of the lock")
+    parser.add_argument("job", metavar="JOB.yaml", nargs="?", help="the job file; default that of the lock file")
     add_inputs(parser, is_cluster_required=False)
-    parser.add_argument("--lock", metavar="FILE", help="replay the plan of this lock")
-    parser.add_argument("--relock", action="store_true", help="resolve the job anew, and write the lock")
-    parser.add_argument("--namespace", metavar="NAME", help="name of the job on its Ray")
+    parser.add_argument("--lock", metavar="FILE", help="replay the plan of this lock file")
+    parser.add_argument("--relock", action="store_true", help="resolve the job again, and write the lock file")
+    parser.add_argument("--namespace", metavar="NAME", help="Ray namespace of the job, which is its name")
     parser.add_argument("--html", metavar="FILE", help="write a page of the plan that ran, which opens from disk")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     _look_beside(args.job or args.lock or "")
     import_modules(args.modules)
-    kept = KeptPlan.of(args)
-    resolve = kept.plan if kept else Plan.resolve
+    locked = LockedPlan.of(args)
+    resolve = locked.plan if locked else Plan.resolve
     _look_beside(args.job)
     with as_usage("C101"):
         config = read_config(args)
@@ -90,7 +90,7 @@ def run(args: Namespace) -> int:
 
             cluster = stack.enter_context(Cluster(cluster_cfg=config, namespace=args.namespace))
             stack.callback(ignore_stop_signals)
-        if kept is None or not is_embedded:  # what is embedded is made up, and was looked at above
+        if locked is None or not is_embedded:  # the plan of an embedded Ray was resolved above
             plan = resolve(job, cluster)
         if topology is None and not _show(plan):
             return 1
@@ -109,14 +109,14 @@ def _write_page(path: str, job: str, plan: Plan) -> None:
 
 
 def _look_beside(path: str) -> None:
-    """Lets modules be found in the folder of a file."""
+    """Make modules in the folder of a file importable."""
     folder = os.path.dirname(os.path.abspath(path))
     if folder not in sys.path[:1]:
         sys.path.insert(0, folder)
 
 
 def _show(plan: Plan) -> bool:
-    """Prints the map and the findings; returns whether the plan is launchable."""
+    """Print the map and the findings, and return whether the plan can be launched."""
     from roost.report.terminal import draw_map
 
     findings = plan.check()
@@ -133,7 +133,11 @@ def _check_size(topology: Topology) -> None:
 
 
 def _load_programs(job: Job) -> dict[str, Any]:
-    """The function of the job (under ``""``) and the worker class of each component."""
+    """Load the function of the job (under ``""``) and the worker class of each component.
+
+    Raises:
+        UsageError: If the job names no program (U103), or a program cannot be loaded (U104).
+    """
     wanted = {spec.name: spec.worker for spec in job.components if spec.worker and not spec.placeholder}
     if job.run:
         wanted[""] = job.run
@@ -149,7 +153,7 @@ def _load_programs(job: Job) -> dict[str, Any]:
         module, _, attribute = program.partition(":")
         try:
             loaded[name] = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # whatever the module does when it is loaded
+        except Exception as error:  # a module may raise anything when it is loaded
             findings.append(Finding("U104", f"{program} cannot be loaded: {type(error).__name__}: {error}"))
     if findings:
         raise UsageError(findings)

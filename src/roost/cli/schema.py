@@ -1,4 +1,4 @@
-"""``roost schema``: what editors know of job and cluster files."""
+"""``roost schema``: the JSON Schema of job and cluster files, for editors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from roost.cli.inputs import Formatter
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Prints the JSON Schema (2020-12) of the job file or of the cluster file, so that an editor completes
-keys, says what they mean and marks what is wrong.
+Prints the JSON Schema (2020-12) of the job file or of the cluster file, so that an editor can
+complete keys, explain them and mark mistakes.
 
   roost schema > .roost-job.json
   roost schema cluster > .roost-cluster.json
@@ -24,7 +24,7 @@ and at the top of a job file
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "schema", help="print the JSON Schema of a file, for editors", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     import json
 
     from roost.config.schema import cluster_schema, job_schema

@@ -1,4 +1,4 @@
-"""Scripts that make shells complete a command, from what its parser knows."""
+"""Shell completion scripts, generated from the parser of the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 __all__ = ["script"]
 
 _NO_FILES = {"ADDRESS", "FLAG", "KEY", "KEY=VALUE", "MODULE", "N", "NAME", "PROCESS", "S", "SECONDS"}
-"""What values are called that are not files."""
+"""Metavariables of values that are not files."""
 
 
 def script(parser: ArgumentParser, shell: str) -> str:
-    """The script for a shell, from what the parser knows."""
+    """Return the completion script of a parser for a shell: ``bash``, ``zsh`` or ``fish``."""
     commands = list(_walk(parser, ("roost",), ""))
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 
@@ -37,7 +37,7 @@ class _Command:
     help: str
     options: tuple[_Option, ...]
     words: tuple[tuple[str, str], ...]
-    """Subcommands and choices of positional arguments, with what they are."""
+    """Subcommands and choices of positional arguments, with their help."""
     takes_files: bool
 
     @property

@@ -1,4 +1,4 @@
-"""Job files to start from: one per layout, for the machines that there are."""
+"""First job files, one per layout, for a given topology."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LAYOUTS", "Starter", "start"]
 
 LAYOUTS = ("collocated", "disaggregated", "hybrid", "heterogeneous")
 ROBOTS = 2
-"""How many nodes with robots are added where the machines have none."""
+"""Number of nodes with robots that are added to a topology without them."""
 
 _SIZES_NOTE = "Parallel sizes. Everything else in these sections, and all other sections, are yours."
 _ROBOTS_MODULE = '''"""Hardware types of the job: --import {module}"""
@@ -41,9 +41,9 @@ class Starter:
 
     Attributes:
         job: The text of the job file.
-        cluster: What ``--cluster`` is to be afterwards.
+        cluster: The value of ``--cluster`` for the next commands.
         beside: Further files, by name.
-        imports: A module to import, or nothing.
+        imports: A module to import; may be empty.
     """
 
     job: str
@@ -53,16 +53,16 @@ class Starter:
 
 
 def start(layout: str, topology: Topology, cluster: str, stem: str) -> Starter:
-    """The files to start from.
+    """Return the first files of a job.
 
     Args:
         layout: One of :data:`LAYOUTS`.
-        topology: The machines.
-        cluster: How the user wrote them.
-        stem: The name of the job file, without its ending.
+        topology: The nodes.
+        cluster: The user's text for them.
+        stem: The name of the job file, without its extension.
 
     Raises:
-        UsageError: Where the machines are too few for the layout (U131).
+        UsageError: If there are too few accelerators or nodes for the layout (U131).
     """
     sizes = [node.num_accelerators for node in topology.nodes]
     if not any(sizes):
@@ -86,7 +86,7 @@ def _head(writer: Writer, about: str, topology: Topology, mode: str = "") -> Non
     writer.comment(f"{about}\nFor {topology.describe()}.").key("cluster")
     writer.key("num_nodes", topology.num_nodes, "the first so many nodes of the cluster", depth=1)
     if mode:
-        writer.key("placement_mode", mode, "insist on it: a job that is not so is refused", depth=1)
+        writer.key("placement_mode", mode, "required: another placement is refused", depth=1)
 
 
 def _collocated(writer: Writer, topology: Topology, sizes: list[int]) -> None:
@@ -221,13 +221,13 @@ def _parallel(writer: Writer, actor: int, engine: int) -> None:
 
 
 def _fitting(sizes: list[int], most: int) -> int:
-    """The largest power of two up to a bound that every node is a multiple of: no group crosses nodes."""
+    """Return the largest of 8, 4, 2 and 1 up to ``most`` that divides every node, so that no group crosses nodes."""
     divisor = math.gcd(*(size for size in sizes if size))
     return next(size for size in (8, 4, 2, 1) if size <= most and divisor % size == 0)
 
 
 def _halves(sizes: list[int], layout: str) -> tuple[list[int], list[int]]:
-    """Sizes of nodes for two sides: whole nodes, or the halves of a single one."""
+    """Return node sizes for two sides: whole nodes, or the halves of a single node."""
     with_gpus = [size for size in sizes if size]
     if len(with_gpus) > 1:
         middle = (len(with_gpus) + 1) // 2
@@ -243,7 +243,7 @@ def _halves(sizes: list[int], layout: str) -> tuple[list[int], list[int]]:
 
 
 def _kinds(nodes: list[Node]) -> tuple[list[Node], list[Node]]:
-    """Nodes for training and for generation: the first model and the others, else the two halves."""
+    """Return nodes for training and for generation: by accelerator model, else the two halves."""
     first = (nodes[0].accelerator_type, nodes[0].accelerator_model)
     others = [node for node in nodes if (node.accelerator_type, node.accelerator_model) != first]
     if others:

@@ -1,4 +1,4 @@
-"""``roost status``: jobs, groups and ranks on a Ray, once or again and again."""
+"""``roost status``: the jobs, worker groups and ranks on a Ray cluster, once or continuously."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Lists what runs: jobs, their groups, and for every rank its node, accelerators, process and state.
+Lists the running jobs, their worker groups, and for every rank its node, accelerators, process and state.
 
   roost status
   roost status --watch                      a map, refreshed in place; q ends it
@@ -34,15 +34,15 @@ Lists what runs: jobs, their groups, and for every rank its node, accelerators, 
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser("status", help="show what runs", description=_DESCRIPTION, formatter_class=Formatter)
     add_address(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again and again, with a map; q or Ctrl-C ends it")
+    parser.add_argument("--watch", action="store_true", help="refresh continuously, with a map; q or Ctrl-C ends it")
     parser.add_argument(
         "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between frames (%(default)s)"
     )
-    parser.add_argument("--count", type=_count, metavar="N", help="end --watch after so many frames")
-    parser.add_argument("--html", metavar="FILE", help="write a page; with --watch again and again")
+    parser.add_argument("--count", type=_count, metavar="N", help="end --watch after N frames")
+    parser.add_argument("--html", metavar="FILE", help="write a page; with --watch at every frame")
     parser.add_argument(
         "--json", action="store_true", help="print JSON, and nothing else; with --watch a line per frame"
     )
@@ -64,9 +64,9 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     if args.count is not None and not args.watch:
-        raise UsageError([Finding("U121", "--count says after how many frames --watch ends, and there is no --watch")])
+        raise UsageError([Finding("U121", "--count needs --watch: it is the number of frames to show")])
     with joined(args):
         from roost.worker.watch import Watcher
 
@@ -93,7 +93,7 @@ def _watch(args: Namespace, watcher: Watcher) -> None:
     from roost.report.live import draw_jobs
 
     is_gone = ray_is_gone()
-    seen: list[Text] = []  # the last frame that had something in it
+    seen: list[Text] = []  # the last frame with a job
 
     def look() -> Sequence[JobStatus]:
         if is_gone():
@@ -115,11 +115,11 @@ def _watch(args: Namespace, watcher: Watcher) -> None:
     elif sys.stdout.isatty():
         watch_screen(draw, args.interval, args.count)
         for frame in seen:
-            print_view(frame)  # it stays to be read
+            print_view(frame)  # the last frame stays on the terminal
     else:
         watch_lines(lambda: draw(None, None).plain + "\n", args.interval, args.count)
     if not args.json and is_gone():
-        print_view("the Ray that was watched has ended")
+        print_view("the watched Ray cluster has ended")
 
 
 def _write_page(args: Namespace, jobs: Sequence[JobStatus]) -> None:
@@ -133,7 +133,7 @@ def _as_json(jobs: Sequence[JobStatus]) -> dict[str, Any]:
 
 
 def _list(jobs: Sequence[JobStatus]) -> None:
-    """Every rank in a row."""
+    """Print a row for every rank."""
     from roost.report.columns import align
     from roost.report.live_parts import accelerators_of, doing, headline, last_errors, one_line
 

@@ -1,4 +1,4 @@
-"""``roost trace``: the calls of all ranks as a timeline for Perfetto."""
+"""``roost trace``: write the calls of all ranks as a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from roost.errors import counted
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Writes the calls of every rank of the jobs that run, as a timeline: open it with https://ui.perfetto.dev
-or chrome://tracing. Each worker remembers its last 1,000 calls.
+Writes the calls of every rank of the running jobs as a timeline. Open it with https://ui.perfetto.dev
+or chrome://tracing. Each worker keeps its last 1,000 calls.
 
   roost trace --out trace.json
   roost trace --out trace.json --last 60 --address 10.0.0.1:6379
@@ -24,14 +24,18 @@ or chrome://tracing. Each worker remembers its last 1,000 calls.
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "trace", help="write a timeline of calls", description=_DESCRIPTION, formatter_class=Formatter
     )
     add_address(parser)
     parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")
     parser.add_argument(
-        "--last", type=_seconds, default=float("inf"), metavar="SECONDS", help="only calls that ended since then"
+        "--last",
+        type=_seconds,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="only calls that ended within the last SECONDS",
     )
     parser.set_defaults(run=run)
 
@@ -44,7 +48,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     with joined(args):
         from roost.worker.timelines import collect_timelines
 
@@ -59,9 +63,9 @@ def run(args: Namespace) -> int:
     )
     cut = [f"{timeline.group}[{timeline.rank}]" for timeline in timelines if timeline.is_cut]
     if cut:
-        print_view(f"made more calls than are kept, so earlier ones are missing: {_some(cut)}")
+        print_view(f"older calls are missing, because a worker keeps its last 1,000: {_some(cut)}")
     if silent:
-        print_view(f"dead or silent, so not in it: {_some(silent)}")
+        print_view(f"not in the trace, because dead or silent: {_some(silent)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``roost validate``: everything that is wrong."""
+"""``roost validate``: check a job file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
 Checks a job on a cluster and shows all problems at once, each with its place, the rule it breaks
-and what to write instead. Says so in one line where there are none.
+and what to write instead. Prints one line if there are none.
 
   roost validate job.yaml --cluster 2x8
 """
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "validate", help="show everything that is wrong", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     from roost.report.terminal import summary
 
     config, topology = read_inputs(args)

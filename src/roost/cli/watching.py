@@ -1,4 +1,4 @@
-"""``roost status --watch``: frames, one after another, until somebody has seen enough."""
+"""``roost status --watch``: print or draw a frame per interval."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from roost.errors import printable
 __all__ = ["Frame", "watch_lines", "watch_screen"]
 
 Frame = Callable[[int | None, int | None], Text]
-"""Draws what is now, in so many columns and lines; ``EOFError``: there is nothing to draw any more."""
+"""Draws the current state for a number of columns and lines. Raises ``EOFError`` if there is nothing left to watch."""
 
 _ENDING_KEYS = frozenset("qQ\x03\x04")
 
 
 def watch_lines(draw: Callable[[], str], interval_s: float, count: int | None) -> None:
-    """Prints a frame per interval as lines: for files, pipes and scripts."""
+    """Print a frame per interval as lines, for files, pipes and scripts; return after ``count`` frames."""
     number = 0
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
@@ -39,13 +39,13 @@ def watch_lines(draw: Callable[[], str], interval_s: float, count: int | None) -
 
 
 def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
-    """Draws frames in place, on a screen of its own, until ``q`` or Ctrl-C.
+    """Draw frames in place on the alternate screen, until ``q``, Ctrl-C or ``count`` frames.
 
-    The terminal is as it was before, however this ends.
+    The terminal is restored in every case.
     """
     console = Console(highlight=False, emoji=False, markup=False)
     number = 0
-    # Without automatic refreshes a frame is drawn whole and at once: a slow line shows no half ones.
+    # Without automatic refreshes a slow connection never shows half a frame.
     screen = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
     with contextlib.suppress(EOFError, KeyboardInterrupt), _keys() as pressed, screen as live:
         while True:
@@ -62,7 +62,7 @@ def watch_screen(draw: Frame, interval_s: float, count: int | None) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Reads single keys; gives a function that waits so many seconds, and tells whether to end."""
+    """Read single keys. Yield a function that waits the given seconds and returns whether an ending key was pressed."""
     if not sys.stdin.isatty():
 
         def wait(seconds: float) -> bool:

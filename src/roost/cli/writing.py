@@ -1,4 +1,4 @@
-"""Job files written for people: YAML with comments, in an order that reads well."""
+"""Write job files for people: YAML with comments."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Writer", "check_free", "ranks", "scalar"]
 
 _WIDTH = 100
 _NOTES_AT = 26
-"""The least column of notes."""
+"""The smallest column in which notes start."""
 _RANK_KEYS = ("placement", "node_ranks")
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][A-Za-z0-9_./ ,:()<>=+$-]*\Z")
 
 
 class Writer:
-    """Gathers the lines of a YAML file; notes stand after values, comments above them."""
+    """Collects the lines of a YAML file. Notes follow values, and comments have lines of their own."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[str, str]] = []
 
     def comment(self, text: str, depth: int = 0) -> Writer:
-        """A comment of its own, wrapped; an empty text is an empty comment line."""
+        """Add comment lines, wrapped at 100 columns; an empty text adds an empty comment line."""
         indent = "  " * depth
         for part in text.splitlines() or [""]:
             hanging = "  " if part.startswith("- ") else re.match(r" *", part)[0]  # type: ignore[index]
@@ -43,17 +43,17 @@ class Writer:
         return self
 
     def blank(self) -> Writer:
-        """An empty line."""
+        """Add an empty line."""
         self._lines.append(("", ""))
         return self
 
     def raw(self, line: str, note: str = "") -> Writer:
-        """A line as it is."""
+        """Add a line unchanged."""
         self._lines.append((line, note))
         return self
 
     def key(self, key: str, value: Any = None, note: str = "", depth: int = 0) -> Writer:
-        """A key with a value: a scalar, a mapping or a list; without one, what is below it follows."""
+        """Add a key with a scalar, a mapping or a list; without a value, the caller adds the lines below the key."""
         if key in _RANK_KEYS and isinstance(value, str) and value.isdigit():
             value = int(value)  # a rank needs no quotes
         self._value("  " * depth + scalar(key) + ":", value, depth, note)
@@ -84,7 +84,7 @@ class Writer:
         self._lines[start] = ("  " * depth + "- " + first.lstrip(), note)
 
     def text(self) -> str:
-        """The file."""
+        """Return the text of the file."""
         lines = []
         for index, (line, note) in enumerate(self._lines):
             if not note:
@@ -95,7 +95,7 @@ class Writer:
         return "\n".join(lines).strip("\n") + "\n"
 
     def _neighbours(self, index: int) -> range:
-        """The lines around one that have notes too: their notes begin in one column."""
+        """Return the adjacent lines with notes, whose notes start in the same column."""
         first = last = index
         while first > 0 and self._lines[first - 1][1]:
             first -= 1
@@ -112,7 +112,7 @@ _NULL = _Null()
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a mapping or list is written in one line."""
+    """Return whether a mapping or list fits on one line."""
     children = list(value.values()) if isinstance(value, Mapping) else list(value)
     return all(not isinstance(child, (Mapping, list, tuple)) for child in children) and (
         len(_flow(value)) <= 70 and (isinstance(value, (list, tuple)) or len(children) <= 3)
@@ -133,7 +133,7 @@ def _in_flow(value: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A scalar as YAML writes it; quoted where YAML, or another loader of it, would read something else."""
+    """Return a scalar as YAML, quoted if a loader of YAML 1.1 or 1.2 would read something else."""
     if value is None or isinstance(value, _Null):
         return "null"
     if isinstance(value, bool):
@@ -147,29 +147,29 @@ def scalar(value: Any) -> str:
 
 
 def _is_read_as_text(value: str) -> bool:
-    """Whether loaders of YAML 1.1 and 1.2 read a plain scalar as it is: no number, date or word such as ``yes``."""
+    """Return whether loaders of YAML 1.1 and 1.2 read a plain scalar as text, not as a number, a date or ``yes``."""
     import yaml
 
     from roost.source.yaml import read_value
 
     try:
         return bool(yaml.safe_load(value) == value and read_value(value, "").value == value)
-    except (yaml.YAMLError, ValueError):  # not YAML, or a date that is none
+    except (yaml.YAMLError, ValueError):  # not YAML, or an invalid date
         return False
 
 
 def ranks(first: int, count: int) -> str:
-    """So many ranks from a first one on: ``3`` or ``0-7``."""
+    """Return ``count`` ranks from ``first`` on, such as ``3`` or ``0-7``."""
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def check_free(path: str, force: bool) -> None:
-    """Refuses a path where something is, unless forced.
+    """Raise if a path exists, unless ``force`` is set.
 
     Raises:
-        UsageError: Where it is taken (U130).
+        UsageError: If the path exists (U130).
     """
     is_file = os.path.isfile(path) or os.path.islink(path) or os.path.isdir(path)  # /dev/stdout may be written to
     if is_file and not force:
         fixes = (Fix("overwrite it", "--force"), Fix("or write another", "--out other.yaml"))
-        raise UsageError([Finding("U130", f"{path} is already there", fixes=fixes)])
+        raise UsageError([Finding("U130", f"{path} already exists", fixes=fixes)])

@@ -1,4 +1,4 @@
-"""``roost import``: job files made of what other systems read."""
+"""``roost import``: convert configurations of other systems to job files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from roost.cli.output import print_notes, print_problems, print_view
 __all__ = ["add", "run"]
 
 _DESCRIPTION = """\
-Writes the Roost job file that places the same components on the same accelerators. Comments in it say
-what has no counterpart; nothing is dropped silently.
+Writes a Roost job file that places the same components on the same accelerators. Comments in it list
+the settings without a counterpart.
 
   roost import slime -- --actor-num-nodes 2 --colocate --rollout-num-gpus-per-engine 2
   roost import rlinf config.yaml --out job.yaml
@@ -54,21 +54,21 @@ A configuration of verl, its overrides, or both → components on the accelerato
 
 
 class _Parser(ArgumentParser):
-    """Takes everything behind ``--`` as it is, wherever options stand before it."""
+    """A parser that passes on everything after ``--`` unchanged."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses what stands before ``--``."""
+        """Parse the arguments before ``--``."""
         args = list(args)
         end = args.index("--") if "--" in args else len(args)
         found, unknown = super().parse_known_args(args[:end], namespace)
         if unknown:
-            self.error(f"{unknown[0]} is no option of roost import: what belongs to the other system stands after --")
+            self.error(f"{unknown[0]} is not an option of roost import: options of the other system go after --")
         found.words = [*found.words, *args[end + 1 :]]
         return found, []
 
 
 def add(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "import", help="write the job file of another system's job", description=_DESCRIPTION,
         formatter_class=Formatter,
@@ -82,9 +82,9 @@ def add(commands: Any) -> None:
         )
         system.add_argument("words", nargs="*", metavar=metavar, help=f"{about}; further ones after --")
         system.add_argument("--out", metavar="FILE", help="the file to write; default: print it")
-        system.add_argument("--force", action="store_true", help="overwrite what is there")
+        system.add_argument("--force", action="store_true", help="overwrite an existing file")
         system.add_argument(
-            "--cluster", default="", metavar="CLUSTER", help="the machines; default: the least that fit"
+            "--cluster", default="", metavar="CLUSTER", help="the nodes; default: the smallest cluster that fits"
         )
         system.add_argument(
             "--import", dest="modules", action="append", default=[], metavar="MODULE",
@@ -94,7 +94,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command, and return the exit code."""
     from roost.cli.files import write_file
     from roost.cli.importing.parts import complain, raise_found
     from roost.cli.writing import check_free
@@ -142,7 +142,7 @@ def _import(args: Namespace) -> Any:
 
 
 def _planned(imported: Any, name: str) -> tuple[list[Any], bool]:
-    """What the plan of the new file has to say, and whether it could be made."""
+    """Return the findings of the new file's plan, and whether it could be resolved."""
     from roost.cli.inputs import read_cluster
     from roost.errors import RoostError
     from roost.hardware import hardware_types

@@ -1,4 +1,4 @@
-"""Reading a Hydra configuration that was meant for another program, without Hydra."""
+"""Read a Hydra configuration of another program, without Hydra."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HYDRAS = ("defaults", "hydra")
 
 
 class Settings:
-    """Values by dotted path; what nobody asks for is left over.
+    """Values by dotted path, with a record of the values that were read.
 
     References to other keys (``${trainer.nnodes}``, ``${oc.select:…}``, ``${oc.env:…,default}``) are
-    followed where a value is asked for; what cannot be known is an error then, and not before.
+    resolved when a value is read. A reference that cannot be resolved is an error only then.
     """
 
     def __init__(self, tree: Tree, program: Sequence[str] = (), removed: Sequence[str] = ()) -> None:
@@ -38,10 +38,10 @@ class Settings:
 
     @staticmethod
     def read(words: Sequence[str]) -> Settings:
-        """The settings of a command line: a file, ``key=value`` overrides, and perhaps a program before them.
+        """Return the settings of a command line: a file, ``key=value`` overrides, and optionally a program before them.
 
         Raises:
-            UsageError: Where a file or an override cannot be read.
+            UsageError: If a file or an override cannot be read.
         """
         from roost.source.yaml import read_value
 
@@ -66,7 +66,7 @@ class Settings:
             keys = match[2].split(".")
             try:
                 value = read_value(match[3], word if len(word) <= 80 else word[:79] + "…")
-            except ConfigError:  # Hydra's grammar is not YAML; such a value is nobody's number
+            except ConfigError:  # Hydra's grammar is not YAML; such a value is kept as text
                 value = Tree(match[3], text=match[3])
             if match[1] == "~":
                 removed.append(match[2])
@@ -77,20 +77,20 @@ class Settings:
                 raise UsageError([complain("U140", f"{word[:80]}: {error.args[0]}")]) from error
         return Settings(tree, program, removed)
 
-    # Asking --------------------------------------------------------------------------------
+    # Reading -------------------------------------------------------------------------------
 
     def at(self, path: str) -> Tree | None:
-        """The value at a path, references followed; ``None`` where it is missing or null."""
+        """Return the value at a path, with references resolved; ``None`` if it is missing or null."""
         self.used.add(path)
         return self._follow(self.tree.find(path), path, 0)
 
     def has(self, path: str) -> bool:
-        """Whether there is anything at a path."""
+        """Return whether a path has a value other than null."""
         tree = self.tree.find(path)
         return tree is not None and tree.value is not None
 
     def integer(self, path: str, default: int, minimum: int = 1) -> int:
-        """A whole number."""
+        """Return an integer; the default if it is missing or invalid."""
         tree = self.at(path)
         if tree is None:
             self.assumed[path] = default
@@ -99,28 +99,28 @@ class Settings:
         if isinstance(value, str) and value.strip().isdecimal():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= 2**24:
-            message = f"{path} is a whole number from {minimum} up, not {tree.kind}"
+            message = f"{path} must be an integer from {minimum} up, not {tree.kind}"
             self.findings.append(complain("U140", message, tree))
             return default
         return value
 
     def boolean(self, path: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return a boolean; the default if it is missing or invalid."""
         tree = self.at(path)
         if tree is None:
             return default
         if not isinstance(tree.value, bool):
-            self.findings.append(complain("U140", f"{path} is true or false, not {tree.kind}", tree))
+            self.findings.append(complain("U140", f"{path} must be true or false, not {tree.kind}", tree))
             return default
         return tree.value
 
     def text(self, path: str, default: str = "") -> str:
-        """A word."""
+        """Return a text; the default if it is missing or not a scalar."""
         tree = self.at(path)
         return default if tree is None or not tree.is_scalar else tree.text
 
     def plain(self, tree: Tree, path: str) -> Any:
-        """A value of any kind as plain data, references followed; scalars of the file stay as they are written."""
+        """Return any value as plain data, with references resolved. Scalars keep the text of the file."""
         if tree.is_mapping:
             return {key: self.plain(child, f"{path}.{key}") for key, child in tree.items()}
         if tree.is_list:
@@ -129,7 +129,7 @@ class Settings:
         return None if found is None else found.plain()
 
     def clash(self, message: str, path: str, *fixes: tuple[str, str]) -> None:
-        """Notes that values contradict each other."""
+        """Record that values contradict each other (U141)."""
         self.findings.append(complain("U141", message, self.tree.find(path), fixes))
 
     def _follow(self, tree: Tree | None, path: str, depth: int) -> Tree | None:
@@ -137,7 +137,7 @@ class Settings:
             return None
         text = tree.value if isinstance(tree.value, str) else ""
         if text == "???":
-            self._unknown(tree, path, "must be given")
+            self._unknown(tree, path, "has no value")
             return None
         if "${" not in text:
             return tree
@@ -152,7 +152,7 @@ class Settings:
                 return self._otherwise(tree, match[2])
             elif (match := _ENVIRONMENT.match(text)) and (match[1] in os.environ or match[2] is not None):
                 return self._otherwise(tree, os.environ.get(match[1], match[2]))
-        self._unknown(tree, path, f"is {text}, which is not known here")
+        self._unknown(tree, path, f"is {text}, which cannot be resolved here")
         return None
 
     def _otherwise(self, tree: Tree, text: str | None) -> Tree | None:
@@ -162,17 +162,17 @@ class Settings:
         return None if value.value is None else tree.standing_for(value.value, value.text)
 
     def _unknown(self, tree: Tree, path: str, what: str) -> None:
-        fix = ("say it after the file", f"-- {path}=8")
+        fix = ("set it after the file", f"-- {path}=8")
         self.findings.append(complain("U142", f"{path} {what}", tree, [fix]))
 
-    # What is left over ---------------------------------------------------------------------
+    # Unread values -------------------------------------------------------------------------
 
     def leaves(self) -> Iterator[tuple[str, Tree]]:
-        """Every value that is no mapping, by path."""
+        """Yield every value that is not a mapping, with its path."""
         yield from _leaves(self.tree, "")
 
     def left(self) -> dict[str, list[str]]:
-        """What nobody asked for: section → its keys, dotted."""
+        """Return the values that were not read, as dotted keys by section."""
         left: dict[str, list[str]] = {}
         for path, tree in self.leaves():
             section, _, rest = path.partition(".")
@@ -183,7 +183,7 @@ class Settings:
 
     @property
     def composed_of(self) -> list[str]:
-        """Files that Hydra would have added: what stands in them is not seen here."""
+        """Files that Hydra would have merged. They are not read here."""
         tree = self.tree.get("defaults")
         names = []
         for item in tree.value if tree is not None and tree.is_list else []:

@@ -1,4 +1,4 @@
-"""Reading a command line that was meant for another program."""
+"""Read a command line of another program."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 from roost.cli.importing.parts import complain, masked
 from roost.errors import Finding
 
-__all__ = ["Flags"]
+__all__ = ["CommandFlags"]
 
 _NUMBER = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?\Z", re.IGNORECASE)
 
 
 @dataclass
-class Flags:
-    """Flags with their values; what nobody asks for is left over.
+class CommandFlags:
+    """The flags of a command line, with a record of the flags that were read.
 
     Attributes:
         program: The words before the first flag, such as ``python3 train.py``.
-        values: Flag (with dashes) → its values; the last one counts.
-        findings: What is wrong with those that were asked for.
+        values: Values by flag (with dashes); of a repeated flag, the last ones.
+        findings: Problems of the flags that were read.
+        repeated: CommandFlags that were given more than once.
+        used: CommandFlags that were read.
     """
 
     program: tuple[str, ...] = ()
@@ -31,9 +33,9 @@ class Flags:
     used: set[str] = field(default_factory=set)
 
     @staticmethod
-    def parse(words: Sequence[str]) -> Flags:
-        """Flags of a command line: ``--flag``, ``--flag value …`` and ``--flag=value``."""
-        flags = Flags()
+    def parse(words: Sequence[str]) -> CommandFlags:
+        """Return the flags of a command line: ``--flag``, ``--flag value …`` and ``--flag=value``."""
+        flags = CommandFlags()
         program: list[str] = []
         current: list[str] | None = None
         for word in words:
@@ -51,12 +53,12 @@ class Flags:
         return flags
 
     def has(self, flag: str) -> bool:
-        """Whether a flag is there; it counts as read."""
+        """Return whether a flag is given, and record it as read."""
         self.used.add(flag)
         return flag in self.values
 
     def switch(self, flag: str) -> bool:
-        """A flag without a value; one that has a value says true or false with it."""
+        """Return whether a switch is on. A value such as ``false`` turns it off."""
         if not self.has(flag):
             return False
         values = self.values[flag]
@@ -67,17 +69,17 @@ class Flags:
         return True
 
     def integer(self, flag: str, default: int | None = None, minimum: int = 1) -> int | None:
-        """A whole number; the default where the flag is missing or wrong."""
+        """Return an integer; the default if the flag is missing or invalid."""
         if not self.has(flag):
             return default
         values = self.values[flag]
         if len(values) != 1 or not values[0].isdecimal() or not minimum <= int(values[0]) <= 2**24:
-            self._wrong(flag, f"takes a whole number from {minimum} up")
+            self._wrong(flag, f"takes an integer from {minimum} up")
             return default
         return int(values[0])
 
     def text(self, flag: str) -> str | None:
-        """One word."""
+        """Return the value of a flag; ``None`` if it is missing or invalid."""
         if not self.has(flag):
             return None
         if len(self.values[flag]) != 1:
@@ -86,7 +88,7 @@ class Flags:
         return self.values[flag][0]
 
     def left(self) -> list[tuple[str, str]]:
-        """What nobody asked for: flags, and how to show them."""
+        """Return the flags that were not read, each with its text for people."""
         return [(flag, masked(flag, " ".join(v))) for flag, v in self.values.items() if flag not in self.used]
 
     def _wrong(self, flag: str, rule: str) -> None:

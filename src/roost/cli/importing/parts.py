@@ -1,4 +1,4 @@
-"""What all imports share: components with their accelerators, the file that says so, and what is left over."""
+"""Shared parts of the imports: components with their accelerators, the job file, and the settings without counterpart."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from roost.source import Tree
 __all__ = ["Imported", "Left", "Placed", "complain", "placement_text", "write_left", "write_placed", "write_sizes"]
 
 Chunk = tuple[int, int]
-"""Accelerators that lie together: the first, and how many."""
+"""Consecutive accelerators: the first, and their number."""
 
 _SECRET = re.compile(r"(api|wandb|access|auth|secret|private)[-_]?(key|token)|password|passwd|secret|credential")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A job file made of something else.
+    """A job file that was converted from another configuration.
 
     Attributes:
         text: The job file.
-        cluster: The machines that it was made for, as ``--cluster`` takes them.
+        cluster: The value of ``--cluster`` that it was made for.
         needs: Hardware types that must be registered before it can be planned.
     """
 
@@ -36,17 +36,17 @@ class Imported:
 
 @dataclass(frozen=True)
 class Placed:
-    """A component, and the accelerators that it gets.
+    """A component and its accelerators.
 
     Attributes:
         name: Its name.
         chunks: Its accelerators, by rank in the cluster.
-        per_process: How many of them one process has.
-        members: How many processes make one engine.
-        note: What to say of it.
-        role: Its role, where that is not its name.
+        per_process: Number of accelerators of one process.
+        members: Number of processes of one engine.
+        note: Comment in the job file.
+        role: Its role, if that is not its name.
         share: Fraction of each of its accelerators.
-        placeholder: Reserved only.
+        placeholder: Whether its accelerators are only reserved.
     """
 
     name: str
@@ -61,23 +61,23 @@ class Placed:
 
 @dataclass
 class Left:
-    """What has no counterpart: why, and which.
+    """Settings without a counterpart.
 
     Attributes:
-        about: Reasons, each with flags or keys.
+        about: Flags or keys by the reason why they have no counterpart.
     """
 
     about: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, reason: str, what: str) -> None:
-        """Takes one flag or key."""
+        """Add one flag or key."""
         self.about.setdefault(reason, []).append(what)
 
 
 def complain(
     code: str, message: str, at: Tree | None = None, fixes: Iterable[tuple[str, str]] = (), rule: str = ""
 ) -> Finding:
-    """A finding about a value of the source: its place where it has one."""
+    """Return a finding about a value of the configuration, with its place if it has one."""
     place: Place | None = None
     marks: tuple[Mark, ...] = ()
     if at is not None:
@@ -87,13 +87,13 @@ def complain(
 
 
 def raise_found(findings: Sequence[Finding]) -> None:
-    """Raises everything that was found, if anything was."""
+    """Raise a :class:`UsageError` with all findings, if there are any."""
     if findings:
         raise UsageError(list(findings))
 
 
 def placement_text(chunks: Sequence[Chunk], per_process: int) -> str:
-    """The placement text of a component: one segment for each stretch of accelerators."""
+    """Return the placement text of a component, with a segment for each stretch of accelerators."""
     stretches: list[list[int]] = []
     for first, count in chunks:
         if stretches and sum(stretches[-1]) == first:
@@ -110,7 +110,7 @@ def placement_text(chunks: Sequence[Chunk], per_process: int) -> str:
 
 
 def write_placed(writer: Writer, placed: Sequence[Placed]) -> None:
-    """The ``component_placement`` of these components."""
+    """Write the ``component_placement`` of components."""
     writer.key("component_placement", depth=1)
     for component in placed:
         writer.key(component.name, None, component.note, depth=2)
@@ -127,11 +127,11 @@ def write_placed(writer: Writer, placed: Sequence[Placed]) -> None:
 
 
 def write_sizes(writer: Writer, sections: Mapping[str, Mapping[str, int]]) -> None:
-    """Sections with parallel sizes, such as ``actor: {model: {tensor_model_parallel_size: 4}}``."""
-    said = {name: sizes for name, sizes in sections.items() if sizes}
-    if said:
+    """Write sections with parallel sizes, such as ``actor: {model: {tensor_model_parallel_size: 4}}``."""
+    given = {name: sizes for name, sizes in sections.items() if sizes}
+    if given:
         writer.blank().comment("Parallel sizes.")
-    for name, sizes in said.items():
+    for name, sizes in given.items():
         writer.key(name)
         trained = {key: size for key, size in sizes.items() if key in _OF_MODELS}
         for key, size in sizes.items():
@@ -147,11 +147,11 @@ _OF_MODELS = ("tensor_model_parallel_size", "context_parallel_size", "pipeline_m
 
 
 def write_left(writer: Writer, left: Left) -> None:
-    """The block of what has no counterpart; every flag and key of it is named."""
+    """Write the comment that names every setting without a counterpart."""
     if not left.about:
         return
     writer.blank().comment(
-        "No counterpart: Roost says where processes live; the rest stays with the code that they run."
+        "No counterpart: Roost only places processes. These settings stay with the code that the processes run."
     )
     for reason, names in left.about.items():
         between = "\n  " if any(": " in name for name in names) else ", "
@@ -159,7 +159,7 @@ def write_left(writer: Writer, left: Left) -> None:
 
 
 def masked(name: str, value: str) -> str:
-    """A flag with its value; that of a secret is not repeated."""
+    """Return a flag with its value. The value of a secret is hidden."""
     if not value:
         return name
     if _SECRET.search(name.casefold()):

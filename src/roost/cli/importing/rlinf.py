@@ -1,4 +1,4 @@
-"""RLinf's configuration → a job file: the placement language is the same, and passes through."""
+"""Convert an RLinf configuration to a job file. The placement language is the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENGINE = ("tensor_parallel_size", "pipeline_parallel_size")
 _SCHEDULER = "Settings of RLinf's scheduler, which Roost does not have"
 _OTHERS = "Not about placement"
 _GPUS_PER_NODE = 8
-"""Of a node, where nothing says it."""
+"""GPUs per node, if the configuration does not set it."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class _Section:
     groups: list[dict[str, Any]] = field(default_factory=list)
     is_auto: bool = False
     without_hardware: list[str] = field(default_factory=list)
-    """Labels of groups whose accelerators are to be ignored."""
+    """Labels of node groups with ``ignore_hardware``."""
 
     @property
     def names(self) -> list[str]:
         return [name.strip() for key in self.placements for name in key.split(",")]
 
     def placement(self, name: str) -> str:
-        """The placement text of a component."""
+        """Return the placement text of a component."""
         for key, value in self.placements.items():
             if name in [part.strip() for part in key.split(",")]:
                 return str(value.get("placement", "") if isinstance(value, dict) else value)
@@ -53,20 +53,20 @@ class _Section:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Hardware types of its groups."""
+        """Hardware types of its node groups."""
         found = [group["hardware"].get("type") for group in self.groups if isinstance(group.get("hardware"), dict)]
         return tuple(dict.fromkeys(str(kind) for kind in found if kind))
 
 
 def import_rlinf(words: Sequence[str], cluster: str = "") -> Imported:
-    """The job file of an RLinf configuration.
+    """Return the job file of an RLinf configuration.
 
     Args:
         words: A file, overrides (``cluster.num_nodes=2``), or both.
-        cluster: The machines, where the user says them.
+        cluster: The value of ``--cluster``; empty: the smallest cluster that fits.
 
     Raises:
-        UsageError: With every value that is wrong (U140, U142) and all that contradict each other (U141).
+        UsageError: With all invalid values (U140), unresolved values (U142) and contradictions (U141).
     """
     settings = Settings.read(words)
     left = Left()
@@ -86,7 +86,7 @@ def import_rlinf(words: Sequence[str], cluster: str = "") -> Imported:
     text = _write(section, mode, sizes, recompute)
     if mode and not _resolves(text, topology) and _resolves(plain := _write(section, "", sizes, recompute), topology):
         text = plain
-        remarks.append(f"placement_mode: {mode} is left out: as it stands, the job is not so.")
+        remarks.append(f"placement_mode: {mode} is left out: the placement does not match that mode.")
     unknown = [kind for kind in section.types if kind not in hardware_types()]
     if unknown:
         remarks.append(f"Types that a module registers (--import, docs/how-to/topologies.md): {', '.join(unknown)}.")
@@ -137,7 +137,7 @@ def _read(settings: Settings, left: Left) -> _Section:
 
 
 def _text(settings: Settings, tree: Tree, path: str) -> Any:
-    """A placement or a label, as it is written."""
+    """Return a placement or a label as written."""
     if not tree.is_scalar:
         return settings.plain(tree, path)
     if "${" not in tree.text:
@@ -146,7 +146,7 @@ def _text(settings: Settings, tree: Tree, path: str) -> Any:
 
 
 def _without_null(value: Any) -> Any:
-    """Nulls say the same as keys that are missing."""
+    """Return a value without null keys, which mean the same as missing keys."""
     if isinstance(value, dict):
         return {key: _without_null(child) for key, child in value.items() if child is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value
@@ -162,11 +162,11 @@ def _ranks_of(group: dict[str, Any]) -> list[int]:
             for rank in run
         ]
     except RankError:
-        return []  # the plan complains about it, with its place
+        return []  # the plan reports it, with its place
 
 
 def _machines(section: _Section, settings: Settings) -> str:
-    """So many nodes of eight; those that only carry robots, or are to count as nodes, have none."""
+    """Return the cluster text. Nodes that only carry robots, or whose hardware is ignored, have no GPUs."""
     each = settings.integer("cluster.num_gpus_per_node", _GPUS_PER_NODE, 0)
     bare: set[int] = set()
     others: set[int] = set()
@@ -187,7 +187,7 @@ def _counts_accelerators(section: _Section, name: str) -> bool:
 
 
 def _ignore_hardware(section: _Section, topology: Topology, left: Left, remarks: list[str]) -> None:
-    """Groups that count nodes although these have accelerators: their components go to the group ``node``."""
+    """Place components of groups with ``ignore_hardware`` in the group ``node``, whose ranks count nodes."""
     for group in section.groups:
         label = str(group.get("label"))
         nodes = _ranks_of(group)
@@ -213,14 +213,14 @@ def _ignore_hardware(section: _Section, topology: Topology, left: Left, remarks:
 
 
 def _by_node(text: str, nodes: list[int]) -> str:
-    """A placement on the nodes of a group, as one on the nodes of the cluster."""
+    """Return a placement on the nodes of a group as a placement on the nodes of the cluster."""
     segments = []
     for segment in text.split(","):
         resources, colon, processes = segment.partition(":")
         try:
             chosen = nodes if resources.strip() == "all" else [nodes[i] for run in parse_ranks(resources) for i in run]
         except (RankError, IndexError):
-            return text  # the plan complains about it
+            return text  # the plan reports it
         first, last = chosen[0], chosen[-1]
         ranks = f"{first}-{last}" if len(chosen) > 1 and last - first + 1 == len(chosen) else ",".join(map(str, chosen))
         segments.append(ranks + colon + processes)
@@ -242,7 +242,7 @@ def _sizes(settings: Settings, section: _Section) -> dict[str, dict[str, int]]:
 
 
 def _mode(settings: Settings, section: _Section) -> str:
-    """The mode of RLinf's model-parallel placement, for the tasks that have it."""
+    """Return the mode of RLinf's model-parallel placement; empty for tasks without it."""
     task = settings.text("runner.task_type")
     has_sizes = settings.has("rollout.tensor_parallel_size") or settings.has("actor.model.tensor_model_parallel_size")
     if section.is_auto or not {"actor", "rollout"} <= set(section.names):
@@ -258,7 +258,7 @@ def _write(section: _Section, mode: str, sizes: dict[str, dict[str, int]], recom
     if section.is_auto:
         writer.key("auto_scheduler", True, "the actor may grow; the scheduler itself is RLinf's", depth=1)
     if mode:
-        writer.key("placement_mode", mode, "RLinf finds it out; here the file says it", depth=1)
+        writer.key("placement_mode", mode, "RLinf derives it; a Roost job file states it", depth=1)
     if section.groups:
         writer.key("node_groups", section.groups, depth=1)
     writer.key("component_placement", depth=1)

@@ -1,4 +1,4 @@
-"""slime's flags → a job file: trainer, critic and engines by the same arithmetic."""
+"""Convert slime's flags to a job file, with slime's arithmetic for trainer, critic and engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roost.cli.importing.flags import Flags
+from roost.cli.importing.flags import CommandFlags
 from roost.cli.importing.parts import (
     Imported,
     Left,
@@ -18,7 +18,7 @@ from roost.cli.importing.parts import (
     write_placed,
     write_sizes,
 )
-from roost.cli.importing.slime_numbers import Group, Numbers, read_numbers
+from roost.cli.importing.slime_numbers import EngineGroup, Numbers, read_numbers
 from roost.cli.writing import Writer
 from roost.errors import counted
 
@@ -30,7 +30,7 @@ _CORE = (
     "--num-gpus-per-node", "--colocate", "--debug-train-only", "--debug-rollout-only", "--critic-num-nodes",
     "--critic-num-gpus-per-node",
 )  # fmt: skip
-"""Flags that are worth a suggestion: a typing error in them would place something else."""
+"""Flags for which a typing error gets a suggestion, because they decide about placement."""
 _ENGINES = "Settings of the SGLang engines and their router: give them to the engine that you start"
 _OFFLOAD = "Trainer and engines are moved out of the way by calls: TrainGroup.offload, RolloutManager.offload"
 _EXPERTS = "Parallel sizes inside the trainer, which change nothing about where its processes live"
@@ -55,7 +55,7 @@ def import_slime(words: Sequence[str], cluster: str = "") -> Imported:
     Raises:
         UsageError: With every flag that is wrong (U140) and all that contradict each other (U141).
     """
-    flags = Flags.parse(words)
+    flags = CommandFlags.parse(words)
     left = Left()
     numbers = read_numbers(flags, left)
     raise_found(flags.findings)
@@ -85,7 +85,7 @@ def import_slime(words: Sequence[str], cluster: str = "") -> Imported:
 # Deciding ---------------------------------------------------------------------------------------
 
 
-def _sizes(flags: Flags, numbers: Numbers) -> dict[str, dict[str, int]]:
+def _sizes(flags: CommandFlags, numbers: Numbers) -> dict[str, dict[str, int]]:
     trainer = {flag.replace("-", "_"): flags.integer(f"--{flag}", 1) or 1 for flag in _PARALLEL}
     replica = math.prod(trainer.values())
     if not numbers.generates_only and numbers.actor % replica:
@@ -117,7 +117,7 @@ def _sizes(flags: Flags, numbers: Numbers) -> dict[str, dict[str, int]]:
     return sections
 
 
-def _names(groups: Sequence[Group]) -> list[str]:
+def _names(groups: Sequence[EngineGroup]) -> list[str]:
     """Component names of groups: as a layout names them; models that are not trained have their own."""
     names: list[str] = []
     for index, group in enumerate(groups):
@@ -160,7 +160,7 @@ def _placed(numbers: Numbers) -> list[Placed]:
         elif numbers.critic == 0:
             placed.append(Placed("critic", ((0, numbers.actor),), note="beside the trainer", share=share))
     first, count = _rollout(numbers)
-    groups = numbers.groups or ((Group(count, numbers.engine),) if count else ())
+    groups = numbers.groups or ((EngineGroup(count, numbers.engine),) if count else ())
     for name, group in zip(_names(groups), groups, strict=True):
         each = min(group.size, numbers.node_size)
         component = Placed(
@@ -174,7 +174,7 @@ def _placed(numbers: Numbers) -> list[Placed]:
     return placed
 
 
-def _about(group: Group) -> str:
+def _about(group: EngineGroup) -> str:
     if group.is_placeholder:
         return ""
     kind = "" if group.kind == "regular" else f"{group.kind}: "
@@ -223,16 +223,16 @@ def _write_layout(writer: Writer, numbers: Numbers, is_node_size_said: bool) -> 
             writer.raw(f"      - {{num_gpus: {group.num_gpus}, {size}}}", _about(group))
 
 
-def _collect_left(flags: Flags, left: Left) -> None:
+def _collect_left(flags: CommandFlags, left: Left) -> None:
     if flags.program:
         left.add("The program", " ".join(flags.program))
     for flag, shown in flags.left():
         near = difflib.get_close_matches(flag, _CORE, n=1, cutoff=0.9)
         if near:
             fix = [("did you mean", near[0])]
-            flags.findings.append(complain("U140", f"slime has no {flag}, as far as Roost knows", fixes=fix))
+            flags.findings.append(complain("U140", f"{flag} is not a known flag of slime", fixes=fix))
         reason = next((reason for start, reason in _REASONS if flag.startswith(start)), _OTHERS)
         left.add(reason, shown)
     for flag in sorted(flags.repeated & flags.used):
-        left.add("Given more than once: the last one counts", flag)
+        left.add("Given more than once; the last value was used", flag)
     raise_found(flags.findings)

@@ -1,4 +1,4 @@
-"""What slime's flags say of placement: reading, and what contradicts."""
+"""Read the numbers of slime's flags that decide about placement, and find contradictions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roost.cli.importing.flags import Flags
+from roost.cli.importing.flags import CommandFlags
 from roost.cli.importing.parts import Left, complain
 from roost.errors import ConfigError, Finding
 
-__all__ = ["Group", "Numbers", "read_numbers"]
+__all__ = ["EngineGroup", "Numbers", "read_numbers"]
 
 _GPUS_PER_NODE = 8
-"""Of a node, where no flag says it: slime's default."""
+"""GPUs per node without a flag: slime's default."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Engines of one kind."""
+class EngineGroup:
+    """Engines of one size and worker type."""
 
     num_gpus: int
     size: int
@@ -27,13 +27,13 @@ class Group:
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether it is reserved only."""
+        """Whether its GPUs are only reserved."""
         return self.kind == "placeholder"
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the flags say of placement."""
+    """The numbers of the flags that decide about placement."""
 
     nodes: int
     per_node: int
@@ -47,17 +47,17 @@ class Numbers:
     is_external: bool
     is_async: bool
     critic: int | None
-    """GPUs of the critic's own; 0: it shares the trainer's; ``None``: there is none."""
-    groups: tuple[Group, ...]
+    """Number of GPUs of the critic; 0: it shares the trainer's GPUs; ``None``: there is no critic."""
+    groups: tuple[EngineGroup, ...]
 
     @property
     def actor(self) -> int:
-        """GPUs of the trainer."""
+        """Number of GPUs of the trainer."""
         return self.nodes * self.per_node
 
 
-def read_numbers(flags: Flags, left: Left) -> Numbers:
-    """The numbers; everything that is wrong or contradicts goes to the findings of the flags."""
+def read_numbers(flags: CommandFlags, left: Left) -> Numbers:
+    """Return the numbers. Invalid values and contradictions are added to the findings of the flags."""
     found = flags.findings
     nodes = flags.integer("--actor-num-nodes", 1, 0) or 0
     per_node = flags.integer("--actor-num-gpus-per-node", 8, 0) or 0
@@ -96,7 +96,7 @@ def read_numbers(flags: Flags, left: Left) -> Numbers:
         fix = ("as many as the trainer has on one", f"--num-gpus-per-node {per_node}")
         clash(f"the trainer has {per_node} GPUs on a node, and --num-gpus-per-node is {node_size}", fix)
     has_engines = not trains_only and not is_external
-    groups: tuple[Group, ...] = ()
+    groups: tuple[EngineGroup, ...] = ()
     if flags.has("--sglang-config"):
         groups = _read_groups(flags, engine)
         for other in ("--prefill-num-servers", "--rollout-external", "--rollout-external-engine-addrs"):
@@ -116,7 +116,7 @@ def read_numbers(flags: Flags, left: Left) -> Numbers:
         clash("nothing says where engines live: neither --rollout-num-gpus nor --colocate is there", *fixes)
     critic = _read_critic(flags, left, nodes, per_node)
     shared = nodes * per_node + (critic or 0) if is_colocated else 0
-    for group in (groups or (Group(shared if rollout is None else rollout, engine),)) if has_engines else ():
+    for group in (groups or (EngineGroup(shared if rollout is None else rollout, engine),)) if has_engines else ():
         if group.num_gpus % group.size and not group.is_placeholder:
             fits = group.num_gpus // group.size * group.size or group.size
             message = f"{group.num_gpus} GPUs do not make engines of {group.size}"
@@ -132,10 +132,10 @@ def read_numbers(flags: Flags, left: Left) -> Numbers:
     )  # fmt: skip
 
 
-def _read_critic(flags: Flags, left: Left, nodes: int, per_node: int) -> int | None:
-    """GPUs of the critic's own; 0: it shares the trainer's; ``None``: there is none.
+def _read_critic(flags: CommandFlags, left: Left, nodes: int, per_node: int) -> int | None:
+    """Return the number of GPUs of the critic; 0: it shares the trainer's GPUs; ``None``: there is no critic.
 
-    Releases that have flags for its size give it GPUs behind the trainer's; the others share.
+    slime releases with flags for its size give it the GPUs after the trainer's; in others it shares them.
     """
     is_ppo = flags.text("--advantage-estimator") == "ppo" if "--advantage-estimator" in flags.values else False
     wanted = flags.switch("--use-critic") or is_ppo
@@ -151,15 +151,15 @@ def _read_critic(flags: Flags, left: Left, nodes: int, per_node: int) -> int | N
     return (own_nodes or 0) * (own_per_node or 0) if own else 0
 
 
-def _read_groups(flags: Flags, default: int) -> tuple[Group, ...]:
-    """Server groups of a ``--sglang-config`` file."""
+def _read_groups(flags: CommandFlags, default: int) -> tuple[EngineGroup, ...]:
+    """Return the server groups of a ``--sglang-config`` file."""
     from roost.source import Fields, load_tree
 
     path = flags.text("--sglang-config")
     if path is None:
         return ()
     findings: list[Finding] = []
-    groups: list[Group] = []
+    groups: list[EngineGroup] = []
     try:
         tree = load_tree(path)
     except ConfigError as error:
@@ -175,12 +175,12 @@ def _read_groups(flags: Flags, default: int) -> tuple[Group, ...]:
             group = Fields(entry, findings, "a server group")
             count = group.integer("num_gpus", 1, 0) or 0
             own = group.integer("num_gpus_per_engine", 1, size) or size
-            groups.append(Group(count, own, group.text("worker_type") or "regular", name))
+            groups.append(EngineGroup(count, own, group.text("worker_type") or "regular", name))
     flags.findings += findings
     return tuple(groups)
 
 
-def _sum(groups: tuple[Group, ...], rollout: int | None, flags: Flags) -> int | None:
+def _sum(groups: tuple[EngineGroup, ...], rollout: int | None, flags: CommandFlags) -> int | None:
     total = sum(group.num_gpus for group in groups)
     if groups and rollout is not None and total != rollout:
         message = f"the groups of --sglang-config have {total} GPUs together, and --rollout-num-gpus is {rollout}"
@@ -188,11 +188,11 @@ def _sum(groups: tuple[Group, ...], rollout: int | None, flags: Flags) -> int | 
     return total if groups else rollout
 
 
-def _prefill_groups(servers: int, rollout: int, engine: int, clash: Callable[..., None]) -> tuple[Group, ...]:
+def _prefill_groups(servers: int, rollout: int, engine: int, clash: Callable[..., None]) -> tuple[EngineGroup, ...]:
     rest = rollout - servers * engine
     if rest <= 0:
         most = max(0, rollout // engine - 1)
         message = f"--prefill-num-servers {servers} of {engine} GPUs leave none of {rollout} for decoding"
         clash(message, ("fewer", f"--prefill-num-servers {most}"))
         return ()
-    return (Group(servers * engine, engine, "prefill"), Group(rest, engine, "decode"))
+    return (EngineGroup(servers * engine, engine, "prefill"), EngineGroup(rest, engine, "decode"))

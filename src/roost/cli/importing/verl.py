@@ -1,4 +1,4 @@
-"""verl's configuration → a job file: one component per role, on the accelerators of its resource pool."""
+"""Convert a verl configuration to a job file: a component per role, on the accelerators of its resource pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PLACING = {
     "expert_parallel_size": "Expert parallelism inside an engine or trainer, which moves no process",
     "expert_model_parallel_size": "Expert parallelism inside an engine or trainer, which moves no process",
     "expert_tensor_parallel_size": "Expert parallelism inside an engine or trainer, which moves no process",
-    "gpu_memory_utilization": "Memory of an engine: say memory_gib of the component to have it added up",
+    "gpu_memory_utilization": "Memory of an engine: declare memory_gib of the component to have it checked",
     "free_cache_engine": "Trainer and engines are moved out of the way by calls: TrainGroup.offload, RolloutManager.offload",
     "param_offload": "Trainer and engines are moved out of the way by calls: TrainGroup.offload, RolloutManager.offload",
     "optimizer_offload": "Trainer and engines are moved out of the way by calls: TrainGroup.offload, RolloutManager.offload",
@@ -43,7 +43,7 @@ _POOL = ("nnodes", "n_gpus_per_node")
 
 @dataclass(frozen=True)
 class _Pool:
-    """Some accelerators on each of some nodes."""
+    """A resource pool: the same number of accelerators on each of its nodes."""
 
     name: str
     nodes: int
@@ -57,14 +57,14 @@ class _Pool:
 
 
 def import_verl(words: Sequence[str], cluster: str = "") -> Imported:
-    """The job file of a verl configuration.
+    """Return the job file of a verl configuration.
 
     Args:
-        words: A file, overrides (``trainer.nnodes=2``), or both; the program before them may be there.
-        cluster: The machines, where the user says them.
+        words: A file, overrides (``trainer.nnodes=2``), or both, optionally after the program.
+        cluster: The value of ``--cluster``; empty: the smallest cluster that fits.
 
     Raises:
-        UsageError: With every value that is wrong (U140, U142) and all that contradict each other (U141).
+        UsageError: With all invalid values (U140), unresolved values (U142) and contradictions (U141).
     """
     settings = Settings.read(words)
     left = Left()
@@ -111,7 +111,7 @@ def _pools(settings: Settings) -> dict[str, _Pool]:
 
 
 def _rollout_pool(settings: Settings) -> _Pool | None:
-    """The pool of engines that have accelerators of their own, where they have."""
+    """Return the pool of engines with accelerators of their own; ``None`` if they share the trainer's."""
     path = "rollout" if settings.has("rollout.nnodes") or settings.has("rollout.n_gpus_per_node") else _ROLLOUT
     nodes, each = settings.integer(f"{path}.nnodes", 1 if path == "rollout" else 0, 0), 8
     for other in (_ROLLOUT, "rollout"):
@@ -143,13 +143,13 @@ def _reward_section(settings: Settings) -> str:
 
 
 def _machines(pools: list[_Pool]) -> str:
-    """The least machines: nodes of their own for each pool."""
+    """Return the smallest cluster: separate nodes for each pool."""
     sizes = [pool.per_node for pool in pools for _ in range(pool.nodes)]
     return "+".join(f"{len(list(run))}x{size}" for size, run in groupby(sizes))
 
 
 def _spread(pools: dict[str, _Pool], cluster: str, settings: Settings) -> dict[str, _Pool]:
-    """The pools with their accelerators: the first nodes that have room, one after another."""
+    """Return the pools with their accelerators: each pool gets the first nodes with enough free ones."""
     topology = read_cluster(cluster)
     starts, free = [], []
     total = 0
@@ -177,7 +177,7 @@ def _spread(pools: dict[str, _Pool], cluster: str, settings: Settings) -> dict[s
 
 
 def _nodes_up_to(last: int, cluster: str) -> int:
-    """How many nodes there are up to an accelerator."""
+    """Return the number of nodes that contain the first ``last`` accelerators."""
     count = 0
     for node in read_cluster(cluster).nodes:
         if last <= 0:
@@ -238,14 +238,14 @@ def _components(
 
 
 def _shares(trainers: int, has_engines: bool) -> tuple[float | None, float | None]:
-    """Shares of each role of the trainer's pool, and of the engines."""
+    """Return the share of each role of the trainer's pool, and of the engines; ``None`` if they share nothing."""
     if not has_engines:
         return (None, None) if trainers == 1 else (math.floor(1000 / trainers) / 1000, None)
     return math.floor(800 / trainers) / 1000, 0.2
 
 
 def _megatron(settings: Settings, section: str, pool: _Pool) -> dict[str, int]:
-    """Parallel sizes of a Megatron role; FSDP has none."""
+    """Return the parallel sizes of a Megatron role; none for FSDP."""
     if not settings.has(f"{section}.megatron"):
         return {}
     found = {key: settings.integer(f"{section}.megatron.{key}", 1) for key in _MEGATRON}
@@ -266,11 +266,11 @@ def _megatron(settings: Settings, section: str, pool: _Pool) -> dict[str, int]:
 def _engines(
     settings: Settings, section: str, pool: _Pool, sizes: dict[str, dict[str, int]], name: str
 ) -> tuple[int, int]:
-    """GPUs of a process, and processes of an engine."""
+    """Return the number of GPUs of a process, and of processes of an engine."""
     default = 2 if section == _ROLLOUT else 1
     tensor = settings.integer(f"{section}.tensor_model_parallel_size", default)
     engine = settings.tree.find(f"{section}.name")
-    if engine is not None and engine.text == "hf":  # which has no tensor parallelism
+    if engine is not None and engine.text == "hf":  # the hf engine has no tensor parallelism
         tensor = 1
     pipeline = settings.integer(f"{section}.pipeline_model_parallel_size", 1)
     copies = settings.integer(f"{section}.data_parallel_size", 1)
