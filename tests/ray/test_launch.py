@@ -65,7 +65,7 @@ with roost.launch("JOB", cluster="2x2", rollout_options={"router": None}) as job
     try:
         job.group("rewrd")
     except roost.LaunchError as error:
-        print(error.codes, "did you mean" in str(error))
+        print("refused", error.codes, "did you mean" in str(error))
 job.close()
 print("connected", ray.is_initialized(), "RAY_ADDRESS" in os.environ)
 """
@@ -87,7 +87,7 @@ def test_a_job_file_on_made_up_nodes(tmp_path: Path) -> None:
         "version 1",
         "judged [0, 1]",
         "free 0",
-        "('W115',) True",
+        "refused ('W115',) True",
         "connected False False",
     ]
     assert not Path(folder.removeprefix("folder ")).exists()
