@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,7 @@ from grpo import task
 from grpo.curve import draw_curve
 from grpo.learner import GrpoConfig
 from grpo.model import TINY, TinyLM
-from grpo.trainer import GrpoTrainer
-from roost import Cluster, DataBuffer, PerRank, Plan, RolloutManager, Sample, SampleGroup, TorchEngine, TrainGroup
-from roost.engines import Pretrained
+from roost import DataBuffer, PerRank, RolloutManager, RunningJob, Sample, SampleGroup, TorchEngine, TrainGroup
 
 
 @dataclass(frozen=True)
@@ -108,18 +106,15 @@ class Record:
         return sum(last) / len(last) if last else 0.0
 
 
-def main(cluster: Cluster, plan: Plan, config: Mapping[str, Any]) -> int:
-    """Runs the job; returns an exit code."""
-    settings = Settings.read(config)
-    if settings.model:
-        Pretrained(settings.model).check()  # before anything is started
+def main(job: RunningJob) -> int:
+    """Run the job, whose trainer and engines have been started; return an exit code."""
+    settings = Settings.read(job.config)
     console = Console()
-    roles = {component.role for component in plan.components}
-    if "actor" not in roles:
-        return only_generate(cluster, plan, settings, console)
-    if "rollout" not in roles:
-        return only_train(cluster, plan, settings, console)
-    record = learn(cluster, plan, settings, console)
+    if not job.has_train:
+        return only_generate(job, settings, console)
+    if not job.has_rollout:
+        return only_train(job, settings, console)
+    record = learn(job, settings, console)
     show(record, settings, console)
     return verdict(record, settings, console)
 
@@ -136,21 +131,17 @@ def verdict(record: Record, settings: Settings, console: Console) -> int:
     return 0 if is_reached else 1
 
 
-def learn(cluster: Cluster, plan: Plan, settings: Settings, console: Console) -> Record:
-    """Trains; returns what happened."""
+def learn(job: RunningJob, settings: Settings, console: Console) -> Record:
+    """Train; return what happened."""
     record = Record()
-    with ExitStack() as stack:
-        with record.phase("start"):
-            train = stack.enter_context(start_trainer(cluster, plan, settings))
-            rollout = stack.enter_context(start_rollout(cluster, plan, settings))
-            train.connect(rollout)
-            train.update_weights()
-        console.print(f"{train.world_size} trainers, {len(rollout.engines)} engines behind {rollout.url}\n")
-        progress = stack.enter_context(Shown(console, settings.steps))
-        batches = (
-            generated_ahead(rollout, settings, record) if settings.is_async else generated(rollout, settings, record)
-        )
-        is_shared = plan.mode.value == "collocated"
+    train, rollout = job.train, job.rollout
+    with record.phase("start"):
+        init_trainer(train, settings)
+        train.update_weights()
+    console.print(f"{train.world_size} trainers, {len(rollout.engines)} engines behind {rollout.url}\n")
+    batches = generated_ahead(rollout, settings, record) if settings.is_async else generated(rollout, settings, record)
+    is_shared = job.plan.mode.value == "collocated"
+    with Shown(console, settings.steps) as progress:
         for groups in batches:
             if is_shared:  # engines and trainers have the same accelerators, and take turns
                 with record.phase("swap"):
@@ -176,22 +167,23 @@ def learn(cluster: Cluster, plan: Plan, settings: Settings, console: Console) ->
     return record
 
 
-def start_trainer(cluster: Cluster, plan: Plan, settings: Settings) -> TrainGroup:
-    """All ranks, with the same model."""
-    train = TrainGroup(cluster, GrpoTrainer, plan, next(c.name for c in plan.components if c.role == "actor"))
+def init_trainer(train: TrainGroup, settings: Settings) -> None:
+    """Give all ranks the same model."""
     rows = settings.prompts * settings.samples // train.world_size
     train.init(settings.model, settings.learner, settings.seed, rows)
-    return train
 
 
-def start_rollout(cluster: Cluster, plan: Plan, settings: Settings) -> RolloutManager:
-    """All engines, with a model that the trainer's weights replace."""
-    options = {"context": task.TOKENS, "length_multiple": task.TOKENS, "batch_rows": settings.samples * 4}
+def make_engine(config: Mapping[str, Any]) -> TorchEngine:
+    """Return an engine with a model that the trainer's weights replace; called in the processes of the engines."""
+    settings = Settings.read(config)
+    options: dict[str, Any] = {
+        "context": task.TOKENS,
+        "length_multiple": task.TOKENS,
+        "batch_rows": settings.samples * 4,
+    }
     if settings.model:
-        engine = partial(TorchEngine.from_pretrained, settings.model, dtype="float32", **options)
-    else:
-        engine = partial(TorchEngine, partial(TinyLM, TINY, settings.seed), **options)
-    return RolloutManager(cluster, plan, engine, capacity=4 * settings.prompts)
+        return TorchEngine.from_pretrained(settings.model, dtype="float32", **options)
+    return TorchEngine(partial(TinyLM, TINY, settings.seed), **options)
 
 
 SAMPLING = {"max_new_tokens": task.OUTPUT_TOKENS, "temperature": 1.0, "stop_token_ids": [task.STOP]}
@@ -274,11 +266,12 @@ def mean_reward(groups: list[SampleGroup]) -> float:
 # One half alone --------------------------------------------------------------------------------
 
 
-def only_generate(cluster: Cluster, plan: Plan, settings: Settings, console: Console) -> int:
+def only_generate(job: RunningJob, settings: Settings, console: Console) -> int:
     """Without a trainer: generates with the first weights, and saves the rollouts."""
     record = Record()
     kept = DataBuffer(settings.steps * settings.prompts)
-    with start_rollout(cluster, plan, settings) as rollout, Shown(console, settings.steps) as progress:
+    rollout = job.rollout
+    with Shown(console, settings.steps) as progress:
         for groups in generated(rollout, settings, record):
             kept.put(groups)
             rollout.buffer.confirm([group.id for group in groups])
@@ -289,13 +282,15 @@ def only_generate(cluster: Cluster, plan: Plan, settings: Settings, console: Con
     return 0
 
 
-def only_train(cluster: Cluster, plan: Plan, settings: Settings, console: Console) -> int:
+def only_train(job: RunningJob, settings: Settings, console: Console) -> int:
     """Without engines: learns from rollouts that were saved."""
     record = Record()
     saved = DataBuffer(1_000_000)
     saved.load(settings.rollouts)
     steps = min(settings.steps, saved.stats()["waiting"] // settings.prompts)
-    with start_trainer(cluster, plan, settings) as train, Shown(console, steps) as progress:
+    train = job.train
+    init_trainer(train, settings)
+    with Shown(console, steps) as progress:
         for _ in range(steps):
             groups = saved.take(settings.prompts)
             with record.phase("train"):

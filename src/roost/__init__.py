@@ -67,6 +67,7 @@ _ROOMS = {
     "roost.data.buffer": ("DataBuffer",),
     "roost.engines.engine": ("Engine", "EngineOutput", "EnginePlace"),
     "roost.rl.placement_groups": ("create_placement_groups",),
+    "roost.rl.job": ("RunningJob", "launch"),
     "roost.rl.hub": ("BufferClient", "LockClient"),
     "roost.data.lock": ("LeaseLock",),
     "roost.rl.rollout": ("RolloutManager",),
@@ -151,6 +152,8 @@ if TYPE_CHECKING:
     from roost.report.svg import draw_image as draw_image
     from roost.rl.hub import BufferClient as BufferClient
     from roost.rl.hub import LockClient as LockClient
+    from roost.rl.job import RunningJob as RunningJob
+    from roost.rl.job import launch as launch
     from roost.rl.placement_groups import create_placement_groups as create_placement_groups
     from roost.rl.rollout import RolloutManager as RolloutManager
     from roost.rl.train import TrainGroup as TrainGroup

@@ -33,7 +33,8 @@ def job(mode: str = "collocated", **layout: Any) -> dict[str, Any]:
 def learn(cluster: roost.Cluster, config: dict[str, Any]) -> tuple[loop.Record, str]:
     console = Console(file=io.StringIO(), width=200)
     settings = loop.Settings.read(config)
-    record = loop.learn(cluster, roost.Plan.resolve(config, cluster), settings, console)
+    with roost.launch(config, cluster=cluster) as running:
+        record = loop.learn(running, settings, console)
     loop.show(record, settings, console)
     return record, console.file.getvalue()
 
@@ -80,7 +81,8 @@ def test_each_half_runs_alone(cluster: roost.Cluster, tmp_path: Path, capsys: py
     for flag in ("debug_rollout_only", "debug_train_only"):
         config = job(**{flag: True})
         config["grpo"]["rollouts"] = saved
-        assert loop.main(cluster, roost.Plan.resolve(config, cluster), config) == 0
+        with roost.launch(config, cluster=cluster) as running:
+            assert loop.main(running) == 0
     printed = capsys.readouterr().out
     assert f"{STEPS * 8} groups of rollouts are in" in printed
     assert f"learnt from {STEPS} saved batches" in printed

@@ -32,7 +32,7 @@ FOR_LEARNING = [
 ]
 ON_RAY = [
     "Binding", "BufferClient", "Cluster", "CollectiveManager", "GroupResult", "LockClient", "NodeInfo", "NodeManager", "PerRank", "PortLease", "Router",
-    "Worker", "WorkerGroup", "WorkerManager", "create_placement_groups", "lease_ports",
+    "RunningJob", "Worker", "WorkerGroup", "WorkerManager", "create_placement_groups", "launch", "lease_ports",
 ]  # fmt: skip
 WITH_TORCH = ["RolloutManager", "SglangEngine", "SyncReport", "TorchEngine", "TrainGroup", "TrainWorker", "VllmEngine"]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.cli.inputs import Formatter, UsageError, add_inputs, as_usage, import_modules, read_cluster, read_config
 from roost.cli.lock_files import LockedPlan
@@ -18,7 +16,11 @@ from roost.cli.signals import ignore_stop_signals, one_stop_signal
 from roost.config import Job, read_job
 from roost.errors import Finding, Fix, counted
 from roost.plan import Plan
+from roost.rl.programs import FUNCTION, Program, load_programs
 from roost.topology import Topology
+
+if TYPE_CHECKING:
+    from roost.rl.job import RunningJob
 
 __all__ = ["add", "run"]
 
@@ -31,11 +33,13 @@ Plans a job, shows the map, reserves, launches, runs it, and closes everything.
   roost run job.yaml --cluster 2x8      on an embedded Ray of two nodes with made-up accelerators
   roost run --lock job.lock.json        exactly as planned, or not at all
 
-The job names its program: 'run: module:function', called with the cluster and the plan (and with
-all values of the job, where it takes a third argument), or 'worker: module:Class' beside the
-placement of a component. Groups of such workers are launched first; the function finds them with
-cluster.get_group(name). Without a function, every group whose class has a method 'run' is called
-once. Modules are looked for beside the job file.
+The job names its programs. Beside the placement of a component, 'worker: module:Class' names the
+class of its workers, and 'engine: module:function' a function that returns an engine;
+'cluster.programs' names them by component. All of them are started first. Then
+'run: module:function' is called: with the running job if it takes one argument (job.train,
+job.rollout, job.group(name)), with the cluster and the plan if it takes two, and with all values of
+the job as the third. Without a function, every group whose class has a method 'run' is called once.
+Modules are looked for beside the job file.
 
 A lock file (roost plan … --lock FILE) is replayed: nothing is placed again. If the nodes or the job have
 changed, the differences are shown and nothing is started. With --relock the job is resolved again, the
@@ -71,13 +75,15 @@ def run(args: Namespace) -> int:
         config = read_config(args)
         topology = read_cluster(args.cluster) if args.cluster else None
     job = read_job(config)
-    programs = _load_programs(job)
+    with as_usage("U103", "U104"):
+        programs = load_programs(job, with_function=True)
     is_embedded = topology is not None and not os.environ.get("RAY_ADDRESS")
     if topology is not None:
         plan = resolve(job, topology)
         if not _show(plan):
             return 1
         _check_size(topology)
+        _check_programs(plan, programs, job)
     with ExitStack() as stack:
         with one_stop_signal():
             if topology is not None and is_embedded:
@@ -94,7 +100,12 @@ def run(args: Namespace) -> int:
             plan = resolve(job, cluster)
         if topology is None and not _show(plan):
             return 1
-        code = _execute(job, programs, cluster, plan)
+        from roost.rl.job import RunningJob
+
+        running = stack.enter_context(RunningJob(cluster, plan, job.tree.plain()))
+        stack.callback(ignore_stop_signals)
+        running.start(programs, job, on_start=_print_start)
+        code = _call(programs.get(FUNCTION), running)
     if args.html:
         _write_page(args.html, args.job, plan)
     return code
@@ -132,49 +143,25 @@ def _check_size(topology: Topology) -> None:
         raise UsageError([Finding("U102", message, fixes=fixes)])
 
 
-def _load_programs(job: Job) -> dict[str, Any]:
-    """Load the function of the job (under ``""``) and the worker class of each component.
+def _check_programs(plan: Plan, programs: dict[str, Program], job: Job) -> None:
+    from roost.rl.job import assign_programs
 
-    Raises:
-        UsageError: If the job names no program (U103), or a program cannot be loaded (U104).
-    """
-    wanted = {spec.name: spec.worker for spec in job.components if spec.worker and not spec.placeholder}
-    if job.run:
-        wanted[""] = job.run
-    if not wanted:
-        message = "the job names no program"
-        fixes = (
-            Fix("a function that is called with cluster and plan", "run: my_job:main"),
-            Fix("or a worker class beside a placement", "actor: {placement: 0-7, worker: my_job:Actor}"),
-        )
-        raise UsageError([Finding("U103", message, fixes=fixes)])
-    loaded, findings = {}, []
-    for name, program in wanted.items():
-        module, _, attribute = program.partition(":")
-        try:
-            loaded[name] = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # a module may raise anything when it is loaded
-            findings.append(Finding("U104", f"{program} cannot be loaded: {type(error).__name__}: {error}"))
-    if findings:
-        raise UsageError(findings)
-    return loaded
+    with as_usage("U107"):
+        assign_programs(plan, programs, job)
 
 
-def _execute(job: Job, programs: dict[str, Any], cluster: Any, plan: Plan) -> int:
-    from roost.worker import GroupRequest
+def _print_start(name: str, count: int, noun: str) -> None:
+    print_view(f"launched {name}: {counted(count, noun)}")
 
-    function: Callable[..., Any] | None = programs.pop("", None)
-    groups = {}
-    for component in plan.components:
-        if component.placeholder:
-            cluster.reserve(component.accelerators)
-    for name, cls in programs.items():
-        groups[name] = GroupRequest(cls).launch(cluster, plan=plan, component=name)
-        print_view(f"launched {name}: {counted(groups[name].world_size, 'worker')}")
+
+def _call(function: Program | None, running: RunningJob) -> int:
+    """Call the function of the job, or the method ``run`` of each group that has one; return the exit code."""
     if function is not None:
-        takes_config = len(inspect.signature(function).parameters) > 2
-        code = function(cluster, plan, job.tree.plain()) if takes_config else function(cluster, plan)
+        count = len(inspect.signature(function.value).parameters)
+        arguments = (running.cluster, running.plan, running.config)[: max(2, count)] if count != 1 else (running,)
+        code = function.value(*arguments)
         return code if isinstance(code, int) else 0
+    groups = running.worker_groups
     calls = [(name, group.run()) for name, group in groups.items() if "run" in group.methods]
     for name, call in calls:
         values = call.wait()

@@ -30,6 +30,7 @@ class Component:
         cpus: CPUs per process; ``None`` if not given.
         memory_gib: Peak memory of one process on each of its accelerators in GiB; ``None`` if not given.
         worker: Worker class, as ``module:Class``; empty if not given.
+        engine: Function that returns an engine, as ``module:function``; empty if not given.
         processes_per_engine: Number of processes, one per node, that make one engine.
         placeholder: The accelerators are reserved, and nothing is started.
     """
@@ -44,6 +45,7 @@ class Component:
     cpus: float | None = None
     memory_gib: float | None = None
     worker: str = ""
+    engine: str = ""
     processes_per_engine: int = 1
     placeholder: bool = False
 
@@ -117,6 +119,9 @@ def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Co
     share = fields.read(keys.GPU_SHARE)
     cpus, memory_gib = fields.read(keys.CPUS), fields.read(keys.MEMORY_GIB)
     role = fields.read(keys.ROLE) or ""
+    worker, engine = fields.read(keys.WORKER), fields.read(keys.ENGINE)
+    if worker and engine:
+        fields.complain("204", "a component has a worker or an engine, not both", tree.value[keys.ENGINE.name])
     if placement is not None and not placement.is_scalar:
         findings.append(_list_finding(placement, what))
         return None
@@ -132,7 +137,8 @@ def _read_component(tree: Tree, names: list[str], findings: list[Finding]) -> Co
         share,
         cpus,
         memory_gib,
-        fields.read(keys.WORKER),
+        worker,
+        engine,
         fields.read(keys.PROCESSES_PER_ENGINE),
         fields.read(keys.PLACEHOLDER),
     )

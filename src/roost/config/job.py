@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from roost.config.layout import LayoutSection, read_layout
 from roost.config.sizes import Algorithm, ParallelSizes, read_algorithm, read_sizes
 from roost.errors import Finding, Fix, raise_problems
 from roost.source import Config, Fields, Tree, as_tree, load_tree
+from roost.source.keys import program as program_kind
 from roost.topology.groups import NodeGroupEntries
 from roost.topology.keys import NUM_NODES
 
@@ -55,6 +56,7 @@ class Job:
         layout: Numbers that place trainer and engines; ``None`` without a layout.
         sizes: Parallel sizes by section name.
         algorithm: Settings of the algorithm.
+        programs: Programs by the name or the role of their component, as ``module:Name``.
         problems: Everything that is wrong with the file, except for what ``sizes`` and ``algorithm`` hold.
     """
 
@@ -67,6 +69,7 @@ class Job:
     layout: LayoutSection | None = None
     sizes: Mapping[str, ParallelSizes] = field(default_factory=dict)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    programs: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Finding, ...] = ()
 
     def sizes_of(self, name: str, role: str) -> ParallelSizes:
@@ -179,7 +182,27 @@ def _read(tree: Tree, findings: list[Finding]) -> Job:
         layout,
         read_sizes(tree, components),
         read_algorithm(tree),
+        _read_programs(fields, components),
     )
+
+
+def _read_programs(fields: Fields, components: Sequence[Component]) -> dict[str, str]:
+    section = fields.read(keys.PROGRAMS)
+    if section is None or section.value is None:
+        return {}
+    entries = Fields(section, fields.findings, "programs")
+    if not entries.ok:
+        return {}
+    own = {component.name for component in components if component.worker or component.engine}
+    programs = {}
+    for name, _ in section.items():
+        if name in own:
+            message = f"{name} has a program beside its placement, and another one in programs"
+            fields.complain("204", message, section.keys[name])
+        text = program_kind().read(entries, name)
+        if text:
+            programs[name] = text
+    return programs
 
 
 def _read_mode(fields: Fields) -> str:

@@ -79,7 +79,14 @@ MEMORY_GIB = Key(
     "Peak memory of one process on each of its GPUs in GiB. The sum per GPU is checked.",
     "60",
 )
-WORKER = Key("worker", program(), "Worker class that 'roost run' launches there.", "my_job:Actor")
+WORKER = Key("worker", program(), "Worker class that 'roost run' and roost.launch start there.", "my_job:Actor")
+ENGINE = Key(
+    "engine",
+    program(),
+    "Function that returns an engine, called in the processes of the component; "
+    "with all values of the job if it takes an argument.",
+    "my_job:make_engine",
+)
 PROCESSES_PER_ENGINE = Key(
     "processes_per_engine",
     integer_or(1, 1),
@@ -90,7 +97,7 @@ PLACEHOLDER = Key("placeholder", switch(), "true: its GPUs are reserved, and not
 COMPONENT = Section(
     "the placement of a component",
     "A component in full; a placement text alone stands for a mapping with only that key.",
-    (PLACEMENT, NODE_GROUP, ROLE, GPU_SHARE, CPUS, MEMORY_GIB, WORKER, PROCESSES_PER_ENGINE, PLACEHOLDER),
+    (PLACEMENT, NODE_GROUP, ROLE, GPU_SHARE, CPUS, MEMORY_GIB, WORKER, ENGINE, PROCESSES_PER_ENGINE, PLACEHOLDER),
     "Component",
 )
 
@@ -209,6 +216,20 @@ PLACEMENT_MODE = Key(
     "collocated",
     "none: placements are taken as written",
 )
+PROGRAMS = Key(
+    "programs",
+    form(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": rf"^{NAME_PATTERN}$"},
+            "additionalProperties": {"type": ["string", "null"], "pattern": program().schema()["pattern"]},
+        },
+        "mapping of names to `module:Name`",
+    ),
+    "Programs by the name or the role of their component, for components without a mapping of their own: "
+    "worker classes, and for the role rollout functions that return an engine.",
+    "{actor: my_job:Actor, rollout: my_job:make_engine}",
+)
 NODE_ORDER = Key(
     "node_order",
     text({"type": "string", "pattern": r"^(address|name|label:.*)$"}),
@@ -219,7 +240,7 @@ NODE_ORDER = Key(
 CLUSTER = Section(
     "the cluster section",
     "Where every component lives.",
-    (NUM_NODES, COMPONENT_PLACEMENT, LAYOUT_KEY, NODE_GROUPS, AUTO_SCHEDULER, PLACEMENT_MODE, NODE_ORDER),
+    (NUM_NODES, COMPONENT_PLACEMENT, LAYOUT_KEY, NODE_GROUPS, AUTO_SCHEDULER, PLACEMENT_MODE, NODE_ORDER, PROGRAMS),
     "The cluster section",
     pattern={"anyOf": [_given(COMPONENT_PLACEMENT), _given(LAYOUT_KEY)]},
 )
