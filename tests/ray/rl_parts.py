@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,19 @@ from roost.rl.train import TrainWorker
 HERE = Path(__file__).parent
 SERVED_KEY = "the-key-of-an-engine-elsewhere"
 VOCABULARY = 32
+BRAKED_S = 0.25
+"""Seconds of a step of a model while its brake is on."""
 CUT = {"embed.weight": 1, "head.weight": 1, "scale": 0}
 """Tensors that tensor-parallel ranks cut, and along which dimension."""
 
 
 class Model(torch.nn.Module):
-    """A language model that looks at one token. It has tensors of several kinds, also such as nobody uses."""
+    """A language model that looks at one token. It has tensors of several kinds, also such as nobody uses.
 
-    def __init__(self, width: int = 6, delay_s: float = 0.0) -> None:
+    Its brake is a file. While it is there, each step takes long, and begins with a byte that is added to the file.
+    """
+
+    def __init__(self, width: int = 6, delay_s: float = 0.0, brake: str = "") -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(VOCABULARY, width)
         self.head = torch.nn.Linear(width, VOCABULARY)
@@ -47,10 +52,27 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
         self.register_buffer("nothing", torch.zeros(0, 4))
         self._delay_s = delay_s
+        self._brake = brake
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         time.sleep(self._delay_s)
+        if self._brake and os.path.exists(self._brake):
+            with suppress(FileNotFoundError):  # it was released just now
+                file = os.open(self._brake, os.O_WRONLY | os.O_APPEND)
+                os.write(file, b".")
+                os.close(file)
+            time.sleep(BRAKED_S)
         return self.head(self.embed(ids))
+
+
+@contextmanager
+def braked(brake: Path) -> Iterator[None]:
+    """Put on the brake of all models that have this one: what is in flight then stays in flight for a while."""
+    brake.touch()
+    try:
+        yield
+    finally:
+        brake.unlink()
 
 
 def seeded(seed: int = 7, **arguments: Any) -> Model:
@@ -333,14 +355,14 @@ class Stillborn(Talker):
 def told(engine: Any, member: int = 0) -> dict[str, Any]:
     """What a member of an engine tells of itself."""
     if isinstance(engine, EngineHandle):
-        return dict(json.loads(engine.call(member, "logs")[0].wait(30)[0]))
+        return dict(json.loads(engine.call(member, "logs")[0].wait(120)[0]))
     return asked(engine)
 
 
 def asked(engine: Any) -> dict[str, Any]:
     """What an engine says where it serves."""
     request = urllib.request.Request(f"{engine.url}/get_server_info", headers=headers_of(engine.key))  # noqa: S310
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
         return dict(json.loads(answer.read()))
 
 
@@ -362,7 +384,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[str]:
             stdout=file,
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while "ready" not in log.read_text():
             assert child.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -370,7 +392,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[str]:
         yield next(line.split()[1] for line in log.read_text().splitlines() if line.startswith("ready"))
     finally:
         child.terminate()
-        child.wait(20)
+        child.wait(60)
 
 
 # Samples ----------------------------------------------------------------------------------------
@@ -413,7 +435,7 @@ class Started:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
-    def result(self, timeout_s: float = 90.0) -> Any:
+    def result(self, timeout_s: float = 240.0) -> Any:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "it did not end"
         if self._error:

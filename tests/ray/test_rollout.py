@@ -25,6 +25,7 @@ from rl_parts import (
     Talker,
     Trainer,
     asked,
+    braked,
     check_complete,
     new_groups,
     routed,
@@ -52,6 +53,8 @@ from roost.worker.watch import Watcher
 PARAMS = {"max_new_tokens": 16, "temperature": 1.0}
 ROUTER_KEY = make_key()
 LONG = {"max_new_tokens": 150, "temperature": 1.0}
+ROWS = 4
+"""Samples that a small engine computes at a time. A step of it calls the model for each of them at most once."""
 
 
 class Quiet(Pair):
@@ -86,8 +89,14 @@ def plan(job: roost.Cluster) -> roost.Plan:
 
 
 @pytest.fixture(scope="module")
-def manager(job: roost.Cluster, plan: roost.Plan) -> Iterator[RolloutManager]:
-    engines = {"small": functools.partial(Talker, delay_s=0.01), "pair": Quiet}
+def brake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The brake of the small engines."""
+    return tmp_path_factory.mktemp("rollout") / "brake"
+
+
+@pytest.fixture(scope="module")
+def manager(job: roost.Cluster, plan: roost.Plan, brake: Path) -> Iterator[RolloutManager]:
+    engines = {"small": functools.partial(Talker, delay_s=0.01, brake=str(brake)), "pair": Quiet}
     with RolloutManager(
         job,
         plan,
@@ -195,13 +204,14 @@ def test_samples_come_in_order_and_the_same_from_any_engine(rollout: RolloutMana
             assert [output.output_ids for output in outputs] == tokens([group])[0]
 
 
-def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train: TrainGroup) -> None:
+def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train: TrainGroup, brake: Path) -> None:
     expected = rollout.generate(new_groups(20), PARAMS)
     victim = smalls(rollout)[1]
     before, url = told(victim), victim.url
-    result = Started(lambda: rollout.generate(new_groups(20), PARAMS))
-    wait_for(lambda: running(victim) > 0, "work")
-    os.kill(before["pid"], signal.SIGKILL)
+    with braked(brake):
+        result = Started(lambda: rollout.generate(new_groups(20), PARAMS))
+        wait_for(lambda: running(victim) > 0, "work")
+        os.kill(before["pid"], signal.SIGKILL)
     groups = result.result()
     check_complete(groups, [f"g{i}" for i in range(20)], 2, 16)
     assert tokens(groups) == tokens(expected), "none is lost, doubled or another's"
@@ -229,15 +239,16 @@ def test_an_engine_that_is_killed_loses_no_sample(rollout: RolloutManager, train
 
 
 def test_an_engine_that_hangs_is_ended_and_its_requests_go_elsewhere(
-    rollout: RolloutManager, train: TrainGroup, monkeypatch: pytest.MonkeyPatch
+    rollout: RolloutManager, train: TrainGroup, brake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = rollout.generate(new_groups(8), LONG)
     victim = smalls(rollout)[0]
     pid, url = told(victim)["pid"], victim.url
     monkeypatch.setattr(rollout._running.pulses, "limit_s", 8.0)
-    result = Started(lambda: rollout.generate(new_groups(8), LONG))
-    wait_for(lambda: running(victim) > 0, "work", 60.0)
-    os.kill(pid, signal.SIGSTOP)
+    with braked(brake):
+        result = Started(lambda: rollout.generate(new_groups(8), LONG))
+        wait_for(lambda: running(victim) > 0, "work", 60.0)
+        os.kill(pid, signal.SIGSTOP)
     try:
         assert tokens(result.result(180.0)) == tokens(expected), "none is lost, doubled or another's"
         wait_for(lambda: not victim.is_alive and url not in routed(rollout), "its leaving the router", 60.0)
@@ -291,13 +302,17 @@ def test_an_update_waits_for_requests_longer_than_for_anything_else(
 
 
 def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_later(
-    rollout: RolloutManager, train: TrainGroup
+    rollout: RolloutManager, train: TrainGroup, brake: Path
 ) -> None:
     old = rollout.version
     expected = rollout.generate(new_groups(4, 3), LONG)
-    result = Started(lambda: rollout.generate(new_groups(4, 3), LONG))
-    wait_for(lambda: all(running(engine) > 0 for engine in smalls(rollout)), "work")
-    assert train.update_weights(pause="abort").version == old + 1
+    with braked(brake):
+        result = Started(lambda: rollout.generate(new_groups(4, 3), LONG))
+        wait_for(lambda: all(running(engine) > 0 for engine in smalls(rollout)), "work")
+        wait_for(
+            lambda: brake.stat().st_size > ROWS * len(smalls(rollout)), "a second step of an engine, and so a token"
+        )
+        assert train.update_weights(pause="abort").version == old + 1
     groups: list[SampleGroup] = result.result()
     assert [group.id for group in groups] == ["g0", "g1", "g2", "g3"]
     cut = [sample for group in groups for sample in group.samples]
@@ -324,11 +339,14 @@ def test_an_update_that_aborts_returns_partial_groups_and_they_are_finished_late
     rollout.buffer.confirm([group.id for group in whole])
 
 
-def test_an_update_may_come_in_the_middle_or_wait(rollout: RolloutManager, train: TrainGroup) -> None:
+def test_an_update_may_come_in_the_middle_or_wait(rollout: RolloutManager, train: TrainGroup, brake: Path) -> None:
     old = rollout.version
-    result = Started(lambda: rollout.generate(new_groups(2), LONG))
-    wait_for(lambda: any(running(engine) > 0 for engine in smalls(rollout)), "work")
-    train.update_weights(pause="keep")
+    with braked(brake):
+        result = Started(lambda: rollout.generate(new_groups(2), LONG))
+        wait_for(
+            lambda: brake.stat().st_size > ROWS * len(smalls(rollout)), "a second step of an engine, and so a token"
+        )
+        train.update_weights(pause="keep")
     groups = result.result()
     check_complete(groups, ["g0", "g1"], 2, 150)
     versions = [sample.versions for group in groups for sample in group.samples]
@@ -494,10 +512,10 @@ def test_an_engine_that_never_gets_healthy(job: roost.Cluster) -> None:
     plan = roost.Plan.resolve(job_of(ill={"placement": "15", "role": "rollout"}), job)
     before = ray_state()
     with pytest.raises(roost.RolloutError) as caught:
-        RolloutManager(job, plan, Sick, router=None, start_timeout_s=1.0, name="sick")
+        RolloutManager(job, plan, Sick, router=None, start_timeout_s=5.0, name="sick")
     assert caught.value.codes == ("E202",)
     text = str(caught.value)
-    assert "ill/0 did not get healthy within 1 s: it has a fever" in text
+    assert "ill/0 did not get healthy within 5 s: it has a fever" in text
     assert "the fever is 41" in text, "its last lines"
     wait_for(lambda: ray_state() == before, "as it was before")
 
@@ -630,5 +648,5 @@ def test_two_jobs_want_ports_at_once_and_both_end_without_a_trace(job: roost.Clu
         children = [child for pid in pids for child in descendants(pid)]
         assert len(children) >= 2, "the router, and what keeps it"
         other.kill()
-    wait_for(lambda: not alive([*pids, *children]), "the end of the other job's engines, hub and router", 30.0)
-    wait_for(lambda: ray_state() == before, "as it was before", 30.0)
+    wait_for(lambda: not alive([*pids, *children]), "the end of the other job's engines, hub and router")
+    wait_for(lambda: ray_state() == before, "as it was before")

@@ -15,7 +15,7 @@ import pytest
 import ray
 import yaml
 from processes import is_alive, ray_state, wait_for
-from rl_parts import Started, check_complete, new_groups, routed, tokens
+from rl_parts import Started, braked, check_complete, new_groups, routed, tokens
 from sglang_model import GREEDY, PROMPT, VOCABULARY, likeliest, meant, settings, tiny, write_home, write_package
 
 import roost
@@ -86,12 +86,18 @@ def plan(job: roost.Cluster) -> roost.Plan:
 
 
 @pytest.fixture(scope="module")
-def manager(job: roost.Cluster, plan: roost.Plan, home: Path) -> Iterator[RolloutManager]:
+def brake(home: Path) -> Path:
+    """The brake of the engines."""
+    return home / "brake"
+
+
+@pytest.fixture(scope="module")
+def manager(job: roost.Cluster, plan: roost.Plan, home: Path, brake: Path) -> Iterator[RolloutManager]:
     made = functools.partial(
         SglangEngine,
         str(home / "model"),
         options=["--enable-deterministic-inference"],
-        **settings(home, TEST_STEP_S="0.01"),
+        **settings(home, TEST_STEP_S="0.01", TEST_BRAKE=str(brake)),
     )
     with RolloutManager(job, plan, made, router={"health_period_s": 1}, name="sglang") as rollout:
         yield rollout
@@ -179,13 +185,14 @@ def test_weights_of_a_trainer(manager: RolloutManager, train: TrainGroup) -> Non
     assert [info(engine)["weight_version"] for engine in manager.engines] == [str(report.version)] * 4
 
 
-def test_an_update_that_aborts(manager: RolloutManager, train: TrainGroup) -> None:
+def test_an_update_that_aborts(manager: RolloutManager, train: TrainGroup, brake: Path) -> None:
     train.train(30)
     old = train.update_weights().version
-    result = Started(lambda: manager.generate(new_groups(8, 1), LONG))
-    wait_for(lambda: all(info(e)["internal_states"][0]["running"] for e in manager.engines), "work")
-    train.train(31)
-    new = train.update_weights(pause="abort").version
+    with braked(brake):
+        result = Started(lambda: manager.generate(new_groups(8, 1), LONG))
+        wait_for(lambda: sum(info(e)["internal_states"][0]["running"] for e in manager.engines) == 8, "work")
+        train.train(31)
+        new = train.update_weights(pause="abort").version
     groups = result.result()
     heads = [list(group.samples[0].output_ids) for group in groups]
     assert {group.samples[0].finish_reason for group in groups} == {"abort"}
@@ -209,17 +216,20 @@ def test_paused_engines_hold_requests(manager: RolloutManager, train: TrainGroup
     assert tokens(result.result()) == before
 
 
-def test_an_engine_whose_server_dies_is_found_and_started_again(manager: RolloutManager, train: TrainGroup) -> None:
+def test_an_engine_whose_server_dies_is_found_and_started_again(
+    manager: RolloutManager, train: TrainGroup, brake: Path
+) -> None:
     train.train(40)
     train.update_weights()
     victim = named(manager, "pair/0")
     expected = manager.generate(new_groups(12), {**GREEDY, "max_new_tokens": 30})
-    result = Started(lambda: manager.generate(new_groups(12), {**GREEDY, "max_new_tokens": 30}))
-    wait_for(lambda: info(victim)["internal_states"][0]["running"] > 0, "work")
     url, pid = victim.url, info(victim)["internal_states"][0]["pid"]
-    os.kill(pid, signal.SIGKILL)
+    with braked(brake):
+        result = Started(lambda: manager.generate(new_groups(12), {**GREEDY, "max_new_tokens": 30}))
+        wait_for(lambda: info(victim)["internal_states"][0]["running"] > 0, "work")
+        os.kill(pid, signal.SIGKILL)
     assert tokens(result.result()) == tokens(expected), "none is lost"
-    wait_for(lambda: not victim.is_alive and url not in routed(manager), "its being found dead", 30)
+    wait_for(lambda: not victim.is_alive and url not in routed(manager), "its being found dead")
     assert manager.recover() == [victim]
     assert info(victim)["internal_states"][0]["pid"] != pid
     assert not is_alive(pid)

@@ -31,6 +31,8 @@ DEFAULT_SEED, LARGEST_SEED = 42, 2**63 - 1
 FREE_GIB = float(os.environ.get("TEST_FREE_GIB", "100"))
 """What is free of its GPU when it starts."""
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
+BRAKE, BRAKED_S = os.environ.get("TEST_BRAKE", ""), 0.25
+"""A file, and the seconds of a step while it is there."""
 WITHOUT = os.environ.get("TEST_WITHOUT", "")
 """A route that it does not have."""
 IS_OPEN = bool(os.environ.get("TEST_OPEN"))
@@ -171,7 +173,7 @@ class Server:
             if token in (params.get("stop_token_ids") or ()):
                 finish = {"type": "stop", "matched": token}
                 break
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(BRAKED_S if BRAKE and os.path.exists(BRAKE) else STEP_S)
         meta = {"id": rid, "finish_reason": finish, "prompt_tokens": len(prompt), "completion_tokens": len(rows),
                 "cached_tokens": 0, "weight_version": self.asked.weight_version}  # fmt: skip
         if logprob:
