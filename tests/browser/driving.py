@@ -72,7 +72,7 @@ class Opened:
 
     def until(self, selector: str, name: str, value: str) -> None:
         """Waits until something has a style; fails where that does not come."""
-        WebDriverWait(self.driver, 10).until(lambda _: self.style(selector, name) == value)
+        WebDriverWait(self.driver, 60).until(lambda _: self.style(selector, name) == value)
 
     def screenshot(self, path: Path) -> None:
         """Takes a picture; on a machine that is very busy the browser may need a second try."""

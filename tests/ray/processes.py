@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 
 
 def is_alive(pid: int) -> bool:

@@ -56,7 +56,7 @@ class Driver:
     def pid(self) -> int:
         return self.process.pid
 
-    def __call__(self, code: str, timeout_s: float = 60.0) -> Any:
+    def __call__(self, code: str, timeout_s: float = 240.0) -> Any:
         self.tell(code)
         return self.answer(timeout_s)
 
@@ -66,7 +66,7 @@ class Driver:
         self.process.stdin.write(json.dumps(code).encode() + b"\n")
         self.process.stdin.flush()
 
-    def answer(self, timeout_s: float = 60.0) -> Any:
+    def answer(self, timeout_s: float = 240.0) -> Any:
         """What became of it."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
@@ -85,14 +85,14 @@ class Driver:
     def kill(self) -> None:
         """As a power cut would."""
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def end(self) -> None:
         """Lets it come to its end, and makes sure that it does."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
-            self.process.wait(15)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
         if self.process.stdout is not None:

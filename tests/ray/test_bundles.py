@@ -68,7 +68,7 @@ def test_a_bundle_is_where_it_says(job: roost.Cluster, free_gpus: Callable[[], f
 def test_what_others_hold_is_passed_over(job: roost.Cluster) -> None:
     taken = placement_group([{"GPU": 3, f"node:{job.get_node_ip(0)}": 0.001}])
     try:
-        assert taken.wait(10)
+        assert taken.wait(60)
         bundles = job.reserve_bundles(3, cpus=0)
         assert bundles.node_ranks == (0, 1, 1)
         bundles.release()

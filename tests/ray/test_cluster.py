@@ -249,7 +249,7 @@ def test_a_name_that_is_taken_says_who_has_it(job: roost.Cluster, other: Driver)
     started = time.monotonic()
     with pytest.raises(DriverError) as caught:
         other("roost.Cluster(num_nodes=1)")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 200
     text = str(caught.value)
     assert "the namespace 'roost' on this Ray is held by" in text
     assert f"{getpass.getuser()} on {platform.node()} (process {os.getpid()}) since 20" in text
@@ -300,7 +300,7 @@ def test_waiting_for_nodes_ends_with_what_was_there(monkeypatch: pytest.MonkeyPa
     started = time.monotonic()
     with pytest.raises(roost.ClusterError) as caught:
         roost.Cluster(num_nodes=6, timeout_s=0.7)
-    assert 0.6 < time.monotonic() - started < 60
+    assert 0.6 < time.monotonic() - started < 200
     text = str(caught.value)
     assert "6 nodes are needed, 4 registered within 0.7 s, 2 nodes are missing" in text
     assert "registered: 127.0.0.2, 127.0.0.3, 127.0.0.4, 127.0.0.5" in text
@@ -356,7 +356,7 @@ def test_a_ray_that_does_not_answer_is_an_error(other: Driver) -> None:
         started = time.monotonic()
         with pytest.raises(DriverError, match=rf"cannot join the Ray at 127\.0\.0\.1:{lease.port}"):
             other(f"roost.Cluster(num_nodes=1, address='127.0.0.1:{lease.port}')")
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 200
         assert other("result = ray.is_initialized()") is False
 
 
@@ -370,7 +370,7 @@ def test_the_master_port_is_held(job: roost.Cluster) -> None:
         assert server.getsockname()[1] == job.master_port
     port = job.master_port
     job.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         with socket.socket() as stranger:
             try:

@@ -56,7 +56,7 @@ def rollout(job: roost.Cluster) -> Iterator[RolloutManager]:
     plan = roost.Plan.resolve(placed, job)
     engine = functools.partial(Talker, delay_s=0.001)
     with RolloutManager(
-        job, plan, engine, name="deaths", capacity=64, lock_ttl_s=2.0, router={"health_period_s": 1}
+        job, plan, engine, name="deaths", capacity=64, lock_ttl_s=10.0, router={"health_period_s": 1}
     ) as manager:
         yield manager
 

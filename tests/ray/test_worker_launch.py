@@ -75,7 +75,7 @@ class Probe(roost.Worker):
         """As torch's store does: binds the master port with SO_REUSEADDR."""
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.settimeout(15)
+            server.settimeout(60)
             server.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
             server.listen()
             connection, _ = server.accept()
@@ -83,11 +83,11 @@ class Probe(roost.Worker):
                 return connection.recv(100).decode()
 
     def visit(self) -> str:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while True:
             try:
                 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-                with socket.create_connection(address, timeout=5) as connection:
+                with socket.create_connection(address, timeout=60) as connection:
                     connection.sendall(f"rank {self.rank}".encode())
                 return "sent"
             except ConnectionRefusedError:
@@ -105,7 +105,7 @@ class Broken(roost.Worker):
             child = subprocess.Popen(["sleep", "300"])
             (folder / "pids.tmp").write_text(f"{os.getpid()} {child.pid}")
             (folder / "pids.tmp").rename(folder / "pids")
-            time.sleep(60)
+            time.sleep(600)
         wait_for((folder / "pids").exists, "the other rank")
         a_helper_of_the_constructor()
 
@@ -270,7 +270,7 @@ def test_the_environment_of_each_rank(cluster: roost.Cluster) -> None:
         assert list(at_import) == [first, second, third], "it is there before anything of the user's is loaded"
         assert list(in_constructor) == [first, second, third]
         meeting = [group.execute_on(0).serve(), group.execute_on(2).visit()]
-        assert [call.wait(timeout_s=30) for call in meeting] == [["rank 2"], ["sent"]], "the port is really free"
+        assert [call.wait(timeout_s=90) for call in meeting] == [["rank 2"], ["sent"]], "the port is really free"
 
 
 def test_groups_do_not_share_a_master_port(cluster: roost.Cluster) -> None:
@@ -324,7 +324,7 @@ def test_the_interpreter_of_a_node_group(cluster: roost.Cluster, tmp_path: Path)
         "env_configs": [{"node_ranks": "1", "python_interpreter_path": python}],
     }
     plan = plan_of(cluster, {"w": {"node_group": "own", "placement": "0"}}, own_python)
-    with Probe.create_group().launch(cluster, plan=plan, component="w", timeout_s=60) as group:
+    with Probe.create_group().launch(cluster, plan=plan, component="w", timeout_s=240) as group:
         assert group.interpreter().wait() == [(python, str(home))]
         assert group.binding is not None
         assert group.binding.attestations[0].interpreter == python
@@ -442,7 +442,7 @@ def test_a_constructor_that_raises_tears_the_group_down(
     started = time.monotonic()
     with pytest.raises(roost.LaunchError) as caught:
         Broken.create_group(tmp_path, on=1).launch(cluster, roost.FlexiblePlacementStrategy([[0], [4]]), name="broken")
-    assert time.monotonic() - started < 90, "the rank that is still at it is not waited for"
+    assert time.monotonic() - started < 240, "the rank that is still at it is not waited for"
     text = str(caught.value)
     assert "broken[1] on node 1: its constructor raised ValueError: a wheel came off" in text
     assert "in a_helper_of_the_constructor" in text
@@ -463,14 +463,14 @@ def test_a_constructor_that_takes_too_long(cluster: roost.Cluster) -> None:
     class Slow(roost.Worker):
         def __init__(self) -> None:
             super().__init__()
-            time.sleep(60)
+            time.sleep(600)
 
     started = time.monotonic()
     with pytest.raises(roost.LaunchError) as caught:
         Slow.create_group().launch(cluster, roost.NodePlacementStrategy([1]), timeout_s=4)
     assert "1 of 1 workers were still" in str(caught.value)
     assert "nodes [1]" in str(caught.value)
-    assert time.monotonic() - started < 50
+    assert time.monotonic() - started < 240
 
 
 def test_what_a_worker_finds_must_be_what_was_planned(cluster: roost.Cluster, free_gpus: Callable[[], float]) -> None:

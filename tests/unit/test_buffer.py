@@ -12,7 +12,7 @@ import pytest
 from roost import CallTimeoutError, DataBuffer, RolloutError, RoostError, Sample, SampleGroup
 from roost.data.buffer_file import LONG, write_lines
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def group(name, version=1, finish="stop", tokens=2):
@@ -290,7 +290,7 @@ def test_putters_are_served_in_the_order_in_which_they_came():
 def test_who_gives_up_lets_the_next_one_pass():
     buffer = DataBuffer(2)
     buffer.put(groups("ab"))
-    large = Background(lambda: buffer.put(groups("cd"), 0.2))
+    large = Background(lambda: buffer.put(groups("cd"), 3.0))
     wait_until(buffer, put_waiters=1)
     small = Background(lambda: buffer.put(groups("e")))
     wait_until(buffer, put_waiters=2)

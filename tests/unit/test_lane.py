@@ -37,7 +37,7 @@ def test_calls_and_their_errors_come_through() -> None:
 
 
 def test_those_who_wait_do_not_hold_up_others() -> None:
-    server = LaneServer(LeaseLock(10.0), "127.0.0.1")
+    server = LaneServer(LeaseLock(600.0), "127.0.0.1")
     client = LaneClient(server.address)
     token = ask(client, "acquire", "exclusive", "one", 1.0)
     waiting = [threading.Thread(target=ask, args=(client, "acquire", "shared", str(n), 30.0)) for n in range(80)]
