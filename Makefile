@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Pins what is installed, and what builds it.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 
-.PHONY: help run learn exchange maps test test-oldest test-vllm lint types imports unit bench bench-quick docs snapshots pictures browser clean
+.PHONY: help run learn exchange maps check test test-oldest test-vllm lint types imports unit bench bench-quick docs snapshots pictures browser clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -31,6 +31,10 @@ maps: $(STAMP) ## Plan the other examples and show where everything goes
 	@$(BIN)/python examples/show.py
 
 test: lint types imports unit ## Lint, types, layers, and all tests
+
+check: lint types imports ## Lint, types, layers, and the tests that need no Ray: run it before each commit
+	@echo "== tests without Ray, two at a time"
+	pytest -n 2 -q tests/unit tests/property
 
 lint: $(STAMP)
 	@echo "== lint"
