@@ -46,7 +46,7 @@ ABORT_S = 0.2
 RESTARTS = 16
 """How many engines are started again at once."""
 STOP_S = 10.0
-"""Seconds that engines may take to close their channels and to stop, before their processes are ended."""
+"""Seconds that engines may take to close their streams and to stop, before their processes are ended."""
 COMMAND_S = 600.0
 """Seconds that a command to all engines may take by default: pausing waits for running requests."""
 REGISTER_S = 1.0
