@@ -311,7 +311,7 @@ def test_waiting_for_what_runs_has_an_end(engine: SglangEngine, monkeypatch: pyt
     asked = Started(lambda: engine.generate([PROMPT], LONG))
     wait_for(lambda: state(engine)["running"] == 1, "work")
     monkeypatch.setattr(engine, "timeout_s", 0.1)
-    with pytest.raises(roost.RolloutError, match=r"still had requests after 0\.1 s"):
+    with pytest.raises(roost.RolloutError, match=r"still had running requests after 0\.1 s"):
         engine.pause("wait")
     monkeypatch.undo()
     assert asked.result()[0].finish_reason == "length"  # nothing was done to it

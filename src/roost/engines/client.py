@@ -179,6 +179,11 @@ class EngineClient:
                 reason = "no answer before the deadline"
             except (aiohttp.ClientError, OSError, ValueError, TypeError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}"
+            except RuntimeError as error:
+                if url_epoch == self._url_epoch:
+                    raise
+                # aiohttp raises this if abandon() closes the connection while the answer is read.
+                reason = f"{self._reason} ({error})"
             if attempt < self.attempts:
                 left_s = until_s - time.monotonic()
                 await asyncio.sleep(max(0.0, min(wait_s * random.uniform(0.5, 1.5), left_s)))  # noqa: S311
