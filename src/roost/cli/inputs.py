@@ -99,9 +99,7 @@ def set_values(config: Config, assignments: Sequence[str]) -> Config:
         keys = [key.strip() for key in path.split(".")]
         if not sign or not all(keys):
             fix = Fix("for example", "--set cluster.layout.mode=hybrid")
-            findings.append(
-                Finding("U106", f"{name}: not KEY=VALUE with a dotted path of keys", fixes=(fix,))
-            )
+            findings.append(Finding("U106", f"{name}: not KEY=VALUE with a dotted path of keys", fixes=(fix,)))
             continue
         try:
             tree = tree.replacing(keys, read_value(text, name))
