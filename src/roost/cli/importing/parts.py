@@ -150,9 +150,7 @@ def write_left(writer: Writer, left: Left) -> None:
     """Write the comment that names every setting without a counterpart."""
     if not left.about:
         return
-    writer.blank().comment(
-        "No counterpart: Roost only places processes. These settings stay with the code that the processes run."
-    )
+    writer.blank().comment("No counterpart: Roost only places processes. The rest stays with the code that they run.")
     for reason, names in left.about.items():
         between = "\n  " if any(": " in name for name in names) else ", "
         writer.comment(f"\n{reason}:\n  " + between.join(names))
