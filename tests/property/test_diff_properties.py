@@ -77,13 +77,13 @@ def test_a_difference_is_complete_and_mirrors(one: Topology, other: Topology, da
 
 @given(topologies(), st.data())
 def test_every_changed_process_is_in_exactly_one_row(topology: Topology, data: st.DataObject) -> None:
-    from roost.report.stretches import _like_nodes, _sequences
+    from roost.report.stretches import _equal_nodes, _sequences
 
     before, after = data.draw(plans(topology)), data.draw(plans(topology))
     if before is None or after is None:
         return
     changes = diff_plans(before, after).processes
-    by_node = _like_nodes(changes)
+    by_node = _equal_nodes(changes)
     for stretches in (by_node, _sequences(by_node)):
         covered = [
             (stretch.first.component, stretch.first.sign, rank)

@@ -294,7 +294,10 @@ def test_completion_order_ends_with_the_error_of_a_rank(group: roost.WorkerGroup
     assert caught.value.rank == 1
 
 
-def test_completion_order_has_a_timeout(group: roost.WorkerGroup, gates: list[Path]) -> None:
+def test_completion_order_has_a_timeout(
+    group: roost.WorkerGroup, gates: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "GRACE_S", PATIENCE_S)  # as long as the state of rank 2 takes
     result = group.stay(roost.PerRank([OPEN, OPEN, str(gates[2])]))
     with pytest.raises(roost.CallTimeoutError, match="ranks did not end within 1 s") as caught:
         for _ in result.as_completed(timeout_s=1.0):
@@ -434,7 +437,7 @@ def test_concurrent_calls_and_coroutines(job: roost.Cluster) -> None:
 def test_a_timeout_says_who_is_busy_in_what(
     group: roost.WorkerGroup, gates: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "LOOK_S", 3.0)
+    monkeypatch.setattr(results, "ASK_BEFORE_S", 3.0)
     monkeypatch.setattr(results, "GRACE_S", PATIENCE_S)  # as long as the state of rank 1 takes
     result = group.stay(roost.PerRank([OPEN, str(gates[1]), OPEN]))
     finished = result.as_completed()

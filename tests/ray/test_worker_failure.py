@@ -58,7 +58,7 @@ def test_a_stopped_worker_is_named_by_the_timeout_and_killed_by_close(
     group = two_of(cluster, "stopped")
     pids = group.pid().wait()
     children = group.child().wait()
-    monkeypatch.setattr(results, "LOOK_S", 3.0)
+    monkeypatch.setattr(results, "ASK_BEFORE_S", 3.0)
     os.kill(pids[1], signal.SIGSTOP)
     try:
         result = group.pid()

@@ -403,7 +403,9 @@ def test_it_gets_the_memory_that_the_plan_says_whatever_else_is_on_the_gpu(
             assert state(engine)["static_gib"] == pytest.approx(static_gib, rel=0.001)
         finally:
             engine.stop()
-    assert ("the plan gives it 50.0 GiB of each GPU, and only 40.0 GiB are free" in caplog.text) is (free_gib < 50)
+    assert ("the plan gives the engine 50.0 GiB of each GPU, but only 40.0 GiB are free" in caplog.text) is (
+        free_gib < 50
+    )
 
 
 def test_a_server_that_is_killed(home: Path) -> None:
