@@ -46,7 +46,7 @@ def test_what_is_sent_fits_vllms_own_broadcast() -> None:
         def command(self, route, body, timeout_s):
             self.said[route] = body
 
-        def change(self, version, updates):
+        def load_version(self, version, updates):
             self.said["updates"] = updates
 
     box = ((0, 4), (0, 2))
