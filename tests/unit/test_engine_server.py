@@ -560,6 +560,26 @@ def test_a_client_without_engines_says_so(client):
     assert error.value.codes == ("E108",)
 
 
+def test_a_request_that_is_cut_off_as_its_address_is_abandoned_fails_as_others_do(client, monkeypatch):
+    asking = client("http://127.0.0.1:1", attempts=2)
+
+    async def cut_off(*request):
+        asking.abandon("the router has ended")
+        raise RuntimeError("Connection closed.")  # what aiohttp raises there
+
+    monkeypatch.setattr(asking, "_post", cut_off)
+    with pytest.raises(GenerationError, match="the last at no engine: OSError: the router has ended"):
+        asking.generate_all([{"input_ids": [1]}])
+
+    async def broken(*request):
+        raise RuntimeError("a mistake in the program")
+
+    asking.urls = ["http://127.0.0.1:1"]
+    monkeypatch.setattr(asking, "_post", broken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        asking.generate_all([{"input_ids": [1]}])
+
+
 def test_a_bad_request_is_not_tried_again_and_others_are_answered(served, client):
     good, bad = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}, {"input_ids": [999]}
     answers = client(served[1]).generate_all([good, bad], return_errors=True)
