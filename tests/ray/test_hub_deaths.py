@@ -22,7 +22,7 @@ from processes import wait_for
 from rl_parts import Talker, check_complete, new_groups, routed
 
 import roost
-from roost.cluster.runtime_folder import runtime_folder
+from roost.cluster.runtime_folder import temporary_folder
 from roost.cluster.warden import remember, start_of
 from roost.data.samples import Sample, SampleGroup
 from roost.engines.handles import EngineHandle
@@ -233,7 +233,7 @@ def test_no_sample_is_lost_or_doubled_however_often_the_hub_is_killed(rollout: R
 def test_the_default_journal_is_where_no_other_user_can_move_it(rollout: RolloutManager) -> None:
     """Ray makes the folders of its sessions writable for everybody; in the private folder no parent is."""
     session = os.path.basename(ray._private.worker._global_node.get_session_dir_path())
-    path = Path(runtime_folder(), "journals", f"roost-roost-deaths-hub-{session}.journal")
+    path = Path(temporary_folder(), "journals", f"roost-roost-deaths-hub-{session}.journal")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_ino in open_inodes(hub_pid(rollout))
     for parent in path.parents:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
+from roost.data.samples import Sample, SampleGroup
 from roost.errors import CallTimeoutError, Finding, RolloutError, WorkerDiedError, WorkerError
-from roost.rl.hub import ANSWER_S, HubLink
+from roost.rl import hub as module
+from roost.rl.hub import ANSWER_S, Hub, HubLink
 from roost.rl.hub_starting import HubStarter
 from roost.worker import WorkerGroup
 
@@ -152,3 +155,23 @@ def test_a_hub_that_does_not_answer_is_left_alone(starter):
     with pytest.raises(CallTimeoutError):
         starter.recover()
     assert not first.is_closed
+
+
+def test_old_journals_are_removed_by_a_new_job_and_not_by_a_successor_of_a_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "temporary_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(module, "session_folder", lambda: "/somewhere/session_7")
+    monkeypatch.delenv("ROOST_NAMESPACE", raising=False)
+    hub = object.__new__(Hub)
+    monkeypatch.setattr(Hub, "group_name", "short-hub")
+    journals = tmp_path / "journals"
+    hub._make_buffer(8, "", continues=False).put([SampleGroup("a", {}, [Sample([1], [2], [-0.1], [1], 0, "stop")])])
+    assert [path.name for path in journals.iterdir()] == ["roost-roost-short-hub-session_7.journal"]
+    assert journals.stat().st_mode & 0o777 == 0o700
+    (journals / "of-a-killed-job.journal").touch()
+    for path in journals.iterdir():
+        os.utime(path, (0, 0))
+    successor = hub._make_buffer(8, "", continues=True)
+    assert successor.stats()["waiting"] == 1, "its own is as old, and is still needed"
+    assert len(list(journals.iterdir())) == 2
+    hub._make_buffer(8, "", continues=False).remove_journal()
+    assert list(journals.iterdir()) == []

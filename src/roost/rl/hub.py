@@ -22,7 +22,7 @@ from typing import Any
 
 from roost.cluster.log_files import plain_name, remove_old, session_folder
 from roost.cluster.ray_typed import node_address
-from roost.cluster.runtime_folder import runtime_folder
+from roost.cluster.runtime_folder import temporary_folder
 from roost.data.buffer import DataBuffer
 from roost.data.journaled_buffer import JournaledBuffer
 from roost.data.lock import HeldLock, LeaseLock, LockMode
@@ -89,7 +89,7 @@ class Hub(Worker):
         if not folder:
             # Not in the folder of the Ray session: Ray lets every user rename what is in there. The name has the
             # session, because another Ray of this user may have a job of the same namespace.
-            folder = os.path.join(runtime_folder(), "journals")
+            folder = os.path.join(temporary_folder(), "journals")
             name += f"-{os.path.basename(session_folder())}"
             if not continues:
                 remove_old(folder)

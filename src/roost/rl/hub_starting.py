@@ -34,7 +34,7 @@ class HubStarter:
         capacity: Of the buffer.
         lock_ttl_s: Of the lock.
         router: Settings of the router; ``None``: no router.
-        journal: Folder for the buffer's journal; empty: one in the private runtime folder; ``None``: no journal.
+        journal: Folder for the buffer's journal; empty: one in the private folder of this user; ``None``: no journal.
 
     Attributes:
         url: Of the router; empty without one.

@@ -82,7 +82,7 @@ class RolloutManager:
         weights_folder: Where weights for external engines go; all of them must see it. Default: a private folder of
             this user on this machine, made when an engine needs it and removed by ``close()``, or by a later job.
         journal: Folder on node 0 for the buffer's journal, from which :meth:`recover` has the buffer back when the hub
-            has died. Default: one in the private runtime folder of this user. ``None``: no journal.
+            has died. Default: one in this user's private folder in the temporary directory. ``None``: no journal.
     """
 
     def __init__(
