@@ -133,3 +133,25 @@ def test_contradicting_programs_in_a_file() -> None:
     with pytest.raises(roost.ConfigError) as caught:
         read_job(config)
     assert caught.value.codes == ("C204", "C204", "C203")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster": 2}, "cluster is a topology"),
+        ({"programs": ["actor"]}, "programs is a mapping"),
+        ({"programs": {3: roost.Worker}}, "the keys of programs are texts, not 3"),
+        ({"rollout_options": [1]}, "rollout_options is a mapping"),
+    ],
+)
+def test_arguments_of_a_wrong_type_start_nothing(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(roost.LaunchError, match=message) as caught:
+        roost.launch(placed(actor={"placement": 0, "worker": ACTOR}), **arguments)
+    assert caught.value.codes == ("W106",)
+
+
+def test_all_arguments_of_a_wrong_type_are_named_at_once() -> None:
+    wrong: dict[str, Any] = {"cluster": 2, "programs": 3, "rollout_options": 4}
+    with pytest.raises(roost.LaunchError) as caught:
+        roost.launch(placed(actor={"placement": 0, "worker": ACTOR}), **wrong)
+    assert caught.value.codes == ("W106",) * 3

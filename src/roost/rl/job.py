@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from roost.cluster import Cluster
 from roost.cluster.local_ray import local_ray
 from roost.config import Config, Job, load_config, read_job
-from roost.errors import ConfigError, Finding, Fix, LaunchError, PlacementError, did_you_mean
+from roost.errors import ConfigError, Finding, Fix, LaunchError, PlacementError, did_you_mean, shown
 from roost.plan import ComponentPlan, Plan
 from roost.rl.programs import FUNCTION, Program, load_programs
 from roost.topology import Topology
@@ -71,8 +71,10 @@ def launch(
         PlacementError: The plan has problems (see ``Plan.check``), with all of them. Nothing was started.
         ConfigError: No program is named (U103), some cannot be loaded (U104), or they do not fit the components (U107).
             Nothing was started.
+        LaunchError: An argument has a wrong type (W106). Nothing was started.
         RoostError: The job is wrong, or the cluster, a worker or an engine cannot be started.
     """
+    _check_arguments(cluster, programs, rollout_options)
     plan, described, config = _read(job)
     loaded = load_programs(described, programs)
     topology = Topology.parse(cluster) if isinstance(cluster, str) else cluster
@@ -330,6 +332,22 @@ def _unknown(plan: Plan, programs: Mapping[str, Program], job: Job | None) -> li
             Finding("U107", f"a program is named for {name!r}, which is no component", rule=rule, fixes=fixes)
         )
     return findings
+
+
+def _check_arguments(cluster: Any, programs: Any, rollout_options: Any) -> None:
+    """Raise a ``LaunchError`` with every argument that has a wrong type (W106)."""
+    wrong = []
+    if cluster is not None and not isinstance(cluster, (str, Topology, Cluster)):
+        wrong.append(f'cluster is a topology, such as "2x2", or a Cluster, not {shown(cluster)}')
+    for name, value in (("programs", programs), ("rollout_options", rollout_options)):
+        if value is not None and not isinstance(value, Mapping):
+            wrong.append(f"{name} is a mapping, not {shown(value)}")
+        elif value is not None and not all(isinstance(key, str) for key in value):
+            odd = next(key for key in value if not isinstance(key, str))
+            wrong.append(f"the keys of {name} are texts, not {shown(odd)}")
+    if wrong:
+        rule = 'launch("job.yaml", cluster="2x2", programs={"actor": Actor}, rollout_options={"capacity": 64})'
+        raise LaunchError([Finding("W106", message, rule=rule) for message in wrong])
 
 
 def _read(job: Any) -> tuple[Plan | None, Job | None, dict[str, Any]]:
